@@ -1,0 +1,1 @@
+"""Every option once; flags, environment and file are generated from it."""

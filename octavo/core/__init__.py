@@ -1,0 +1,1 @@
+"""Nouns and pure logic: no torch, no I/O, no clock."""

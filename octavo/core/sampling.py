@@ -1,0 +1,128 @@
+"""SamplingParams: what a caller may ask for, checked as far as no model is needed.
+
+Names and defaults are vLLM's, so that a script moves over by changing its import.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from octavo.core.errors import InvalidRequest
+
+MAX_LOGPROBS = 20  # OpenAI's limit; applies to logprobs and prompt_logprobs
+MAX_STOPS = 64
+MAX_SEED = 2**64 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Parameters of one generation. Raises :class:`InvalidRequest` on a bad value.
+
+    ``max_tokens=None`` means: until the context is full. ``temperature=0`` is greedy
+    (lowest id on ties). ``seed=None`` draws a fresh one. ``top_k`` 0 or -1 is off.
+    ``logprobs=k`` reports each new token's own log-probability and the k best.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    logit_bias: Mapping[int, float] | None = None
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] | None = None
+    stop_token_ids: Sequence[int] | None = None
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    bad_words: Sequence[str] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    skip_special_tokens: bool = True
+    stops: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        integer("n", self.n, 1, None)
+        number("temperature", self.temperature, 0.0, 2.0**15)
+        number("top_p", self.top_p, 0.0, 1.0, exclusive_low=True)
+        integer("top_k", self.top_k, -1, None)
+        number("min_p", self.min_p, 0.0, 1.0)
+        number("presence_penalty", self.presence_penalty, -2.0, 2.0)
+        number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
+        number("repetition_penalty", self.repetition_penalty, 0.0, 2.0**15, exclusive_low=True)
+        optional_integer("seed", self.seed, -(2**63), MAX_SEED)
+        optional_integer("max_tokens", self.max_tokens, 1, None)
+        integer("min_tokens", self.min_tokens, 0, self.max_tokens)
+        optional_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
+        optional_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
+        object.__setattr__(self, "stops", _stop_strings(self.stop))
+        for name in ("stop_token_ids", "allowed_token_ids"):
+            _ids(name, getattr(self, name))
+        if self.allowed_token_ids is not None and not self.allowed_token_ids:
+            raise InvalidRequest("allowed_token_ids must not be empty.", param="allowed_token_ids")
+        _strings("bad_words", self.bad_words)
+        for key, value in (self.logit_bias or {}).items():
+            integer("logit_bias", key, 0, None)
+            number("logit_bias", value, -100.0, 100.0)
+
+
+def integer(name: str, value: object, low: int, high: int | None) -> None:
+    """Refuse anything but an int in [low, high]; a bool is no int here."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidRequest(f"{name} must be an integer, not {value!r}.", param=name)
+    if value < low or (high is not None and value > high):
+        raise InvalidRequest(f"{name} must be {_span(low, high)}, not {value}.", param=name)
+
+
+def optional_integer(name: str, value: object, low: int, high: int | None) -> None:
+    if value is not None:
+        integer(name, value, low, high)
+
+
+def number(
+    name: str, value: object, low: float, high: float, *, exclusive_low: bool = False
+) -> None:
+    """Refuse anything but a finite number in [low, high] (or (low, high])."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InvalidRequest(f"{name} must be a number, not {value!r}.", param=name)
+    if not math.isfinite(value) or value < low or value > high or (exclusive_low and value == low):
+        bound = f"above {low:g} and at most {high:g}" if exclusive_low else _span(low, high)
+        raise InvalidRequest(f"{name} must be {bound}, not {value:g}.", param=name)
+
+
+def _span(low: float, high: float | None) -> str:
+    return f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+
+
+def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
+    _strings("stop", stops)
+    if len(stops) > MAX_STOPS:
+        raise InvalidRequest(
+            f"stop may hold at most {MAX_STOPS} strings, not {len(stops)}.", param="stop"
+        )
+    return stops
+
+
+def _strings(name: str, values: Sequence[str] | None) -> None:
+    if isinstance(values, str):
+        raise InvalidRequest(f"{name} must be a list of strings.", param=name)
+    for value in values or ():
+        if not isinstance(value, str) or not value:
+            raise InvalidRequest(
+                f"{name} must hold non-empty strings, not {value!r}.", param=name
+            )
+
+
+def _ids(name: str, values: Sequence[int] | None) -> None:
+    if isinstance(values, str) or (values is not None and not isinstance(values, Sequence)):
+        raise InvalidRequest(f"{name} must be a list of token ids.", param=name)
+    for value in values or ():
+        integer(name, value, 0, None)

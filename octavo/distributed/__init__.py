@@ -1,0 +1,1 @@
+"""Ranks and collectives as objects; executors. Knows not what a worker does."""

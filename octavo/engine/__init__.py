@@ -1,0 +1,1 @@
+"""Composition root, step loop, process boundary, service. Knows no HTTP."""

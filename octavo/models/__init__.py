@@ -1,0 +1,1 @@
+"""Architectures as short declarations over shared layers. Knows neither batching nor devices."""

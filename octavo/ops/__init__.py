@@ -1,0 +1,1 @@
+"""Kernels behind plain functions. Knows no models."""

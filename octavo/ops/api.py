@@ -1,0 +1,114 @@
+"""What a model may ask of a device: one class, one method an operation.
+
+``Ops`` is both the interface and the slow torch reference, the oracle that each fast
+backend is tested against. A backend overrides the methods it has something better for.
+:func:`octavo.ops.select.select_ops` picks one backend once, at start, and the start log
+prints it.
+
+Shapes: T tokens of this step, R rows (requests) of this step, H query heads, K KV heads, D head
+size, P pages, L layers of the group.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class GroupMeta:
+    """Where the tokens of a step live in the paged KV cache of one layer group.
+
+    ``query_start`` int32 [R+1]: rows' token ranges; ``context_len`` int32 [R]: tokens
+    visible to the row's last query, itself included; ``page_table`` int32 [R, *]: the row's
+    pages in order (entries past the context are arbitrary); ``page`` int64 [T] and ``offset`` int64 [T]:
+    where each new token's K and V go. ``window`` 0 = full attention. ``page_size`` tokens a page.
+    ``max_query`` and ``max_context`` are host ints, upper bounds for launches and buffers.
+    """
+
+    query_start: Tensor
+    context_len: Tensor
+    page_table: Tensor
+    page: Tensor
+    offset: Tensor
+    page_size: int
+    max_query: int
+    max_context: int
+    window: int = 0
+
+
+class Ops:
+    """Reference operations in plain torch; every device can run them."""
+
+    name = "reference"
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        """RMSNorm (Zhang and Sennrich 2019) over the last dimension, in fp32 inside."""
+        wide = x.float()
+        wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        return weight * wide.to(x.dtype)
+
+    def add_rms_norm(
+        self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
+    ) -> tuple[Tensor, Tensor]:
+        """``residual + x`` and its RMSNorm: returns (normed, new residual). May work in place."""
+        residual = residual + x
+        return self.rms_norm(residual, weight, eps), residual
+
+    def silu_mul(self, gate_up: Tensor) -> Tensor:
+        """``silu(gate) * up`` of a merged [T, 2·I] projection: [T, I]."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.silu(gate) * up
+
+    def rope_and_write(
+        self,
+        qkv: Tensor,
+        positions: Tensor,
+        cos_sin: Tensor,
+        kv_pages: Tensor,
+        layer: int,
+        meta: GroupMeta,
+        num_heads: int,
+        num_kv_heads: int,
+        q_norm: Tensor | None = None,
+        k_norm: Tensor | None = None,
+        eps: float = 1e-6,
+    ) -> Tensor:
+        """QK-norm if weights are given, rotate q and k, write k and v to their pages.
+
+        ``qkv`` [T, (H + 2K)·D]; ``positions`` int64 [T]; ``cos_sin`` fp32 [max_position, rope_dim]
+        (cosines, then sines; half-split "neox" rotation); ``kv_pages`` [P, L, 2, K, page_size, D].
+        Returns q [T, H, D].
+        """
+        raise NotImplementedError
+
+    def attend(
+        self,
+        q: Tensor,
+        kv_pages: Tensor,
+        layer: int,
+        meta: GroupMeta,
+        out: Tensor,
+        scale: float,
+        soft_cap: float = 0.0,
+    ) -> None:
+        """Causal attention of each row's new tokens over its pages; writes ``out`` [T, H, D].
+
+        ``q`` [T, H, D]; ``kv_pages`` [P, L, 2, K, page_size, D] read in place. The reference gathers
+        pages; fast backends do not.
+        """
+        raise NotImplementedError
+
+    def pack_linear(self, weight: Tensor, bias: Tensor | None) -> object:
+        """Whatever :meth:`linear` wants instead of a [N, K] weight; called once after loading."""
+        return weight, bias
+
+    def linear(self, x: Tensor, packed: object) -> Tensor:
+        """``x`` [T, K] times a packed [N, K] weight, plus its bias: [T, N]."""
+        weight, bias = packed  # type: ignore[misc]
+        return torch.nn.functional.linear(x, weight, bias)
+
+    def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
+        return torch.nn.functional.embedding(ids, weight)

@@ -1,0 +1,1 @@
+"""Turns a StepPlan into tokens. Knows neither requests nor policies."""

@@ -1,0 +1,1 @@
+"""HTTP. Knows neither torch nor the scheduler."""

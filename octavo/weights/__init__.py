@@ -1,0 +1,1 @@
+"""Checkpoints as streams of (name, tensor). Knows no model classes."""
