@@ -1,0 +1,60 @@
+"""Executors carry a plan to every rank's worker and bring rank 0's result back.
+
+An executor hosts workers; it does not know what a worker does. Plans go in and results come out in
+the same order, up to ``depth`` of them under way.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from octavo.core.plan import StepPlan, StepResult
+
+
+class Worker(Protocol):
+    """One rank: a plan in, a result out. Only rank 0's result counts."""
+
+    def execute(self, plan: StepPlan) -> StepResult: ...
+
+    def control(self, name: str, args: Mapping[str, Any]) -> Any:
+        """An administrative verb; an unknown name raises KeyError."""
+
+    def close(self) -> None: ...
+
+
+class Executor(Protocol):
+    depth: int  # plans that may be under way at once
+
+    def submit(self, plan: StepPlan) -> None:
+        """Start a plan. At most ``depth`` may be waiting for their result."""
+
+    def result(self) -> StepResult:
+        """The oldest plan's result; blocks. Raises what the worker raised."""
+
+    def control(self, name: str, args: Mapping[str, Any]) -> Any: ...
+
+    def close(self) -> None: ...
+
+
+class LocalExecutor:
+    """One rank in this process: runs a plan when its result is asked for."""
+
+    def __init__(self, worker: Worker, depth: int = 1) -> None:
+        self.depth = depth
+        self._worker = worker
+        self._plans: deque[StepPlan] = deque()
+
+    def submit(self, plan: StepPlan) -> None:
+        self._plans.append(plan)
+
+    def result(self) -> StepResult:
+        return self._worker.execute(self._plans.popleft())
+
+    def control(self, name: str, args: Mapping[str, Any]) -> Any:
+        return self._worker.control(name, args)
+
+    def close(self) -> None:
+        self._plans.clear()
+        self._worker.close()
