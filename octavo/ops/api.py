@@ -23,8 +23,10 @@ class GroupMeta:
 
     ``query_start`` int32 [R+1]: rows' token ranges; ``context_len`` int32 [R]: tokens
     visible to the row's last query, itself included; ``page_table`` int32 [R, *]: the row's
-    pages in order (entries past the context are arbitrary); ``page`` int64 [T] and ``offset`` int64 [T]:
-    where each new token's K and V go. ``window`` 0 = full attention. ``page_size`` tokens a page.
+    pages in order (entries past the context, or wholly left behind by the window, are
+    arbitrary); ``page`` int64 [T] and ``offset`` int64 [T]: where each new token's K and V go.
+    ``window`` tokens are visible to a query, itself included; 0 = full attention.
+    ``page_size`` tokens a page.
     ``max_query`` and ``max_context`` are host ints, upper bounds for launches and buffers.
     """
 
@@ -82,7 +84,16 @@ class Ops:
         (cosines, then sines; half-split "neox" rotation); ``kv_pages`` [P, L, 2, K, page_size, D].
         Returns q [T, H, D].
         """
-        raise NotImplementedError
+        heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
+        q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        if q_norm is not None:
+            q = self.rms_norm(q, q_norm, eps)
+        if k_norm is not None:
+            k = self.rms_norm(k, k_norm, eps)
+        cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
+        kv_pages[meta.page, layer, 0, :, meta.offset] = _rotate(k, cos, sin).to(kv_pages.dtype)
+        kv_pages[meta.page, layer, 1, :, meta.offset] = v.to(kv_pages.dtype)
+        return _rotate(q, cos, sin)
 
     def attend(
         self,
@@ -96,10 +107,23 @@ class Ops:
     ) -> None:
         """Causal attention of each row's new tokens over its pages; writes ``out`` [T, H, D].
 
-        ``q`` [T, H, D]; ``kv_pages`` [P, L, 2, K, page_size, D] read in place. The reference gathers
-        pages; fast backends do not.
+        ``q`` [T, H, D]; ``kv_pages`` [P, L, 2, K, page_size, D] read in place. The reference
+        gathers pages; fast backends do not. Rows may be empty, and tokens past the last row
+        (padding) are left alone. Unwritten parts of a page may hold NaN.
         """
-        raise NotImplementedError
+        starts, contexts = meta.query_start.tolist(), meta.context_len.tolist()
+        for row, context in enumerate(contexts):
+            begin, end = starts[row], starts[row + 1]
+            if begin == end:
+                continue
+            first = context - (end - begin)  # position of the row's first query
+            low = max(0, first - meta.window + 1) if meta.window else 0
+            span = kv_pages[meta.page_table[row, : -(-context // meta.page_size)].long(), layer]
+            k, v = (span[:, i].transpose(1, 2).flatten(0, 1)[low:context].float() for i in (0, 1))
+            visible = _visible(first, context, low, meta.window, q.device)
+            out[begin:end] = _dense_attention(
+                q[begin:end].float(), k, v, visible, scale, soft_cap
+            ).to(out.dtype)
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> object:
         """Whatever :meth:`linear` wants instead of a [N, K] weight; called once after loading."""
@@ -112,3 +136,32 @@ class Ops:
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         return torch.nn.functional.embedding(ids, weight)
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotate the first 2·F features of ``x`` [T, heads, D]; ``cos``, ``sin`` [T, 1, F]."""
+    half = cos.shape[-1]
+    wide = x.float()
+    a, b, rest = wide[..., :half], wide[..., half : 2 * half], wide[..., 2 * half :]
+    return torch.cat((a * cos - b * sin, b * cos + a * sin, rest), dim=-1).to(x.dtype)
+
+
+def _visible(first: int, context: int, low: int, window: int, device: torch.device) -> Tensor:
+    """Which keys [low, context) each query [first, context) sees: bool [queries, keys]."""
+    query = torch.arange(first, context, device=device).unsqueeze(1)
+    key = torch.arange(low, context, device=device)
+    seen = key <= query
+    return seen & (key > query - window) if window else seen
+
+
+def _dense_attention(
+    q: Tensor, k: Tensor, v: Tensor, visible: Tensor, scale: float, soft_cap: float
+) -> Tensor:
+    """fp32 softmax attention of ``q`` [Q, H, D] over ``k``, ``v`` [C, K, D]: [Q, H, D]."""
+    group = q.shape[1] // k.shape[1]  # query heads that share a KV head
+    k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,chd->hqc", q, k) * scale
+    if soft_cap:
+        scores = soft_cap * torch.tanh(scores / soft_cap)
+    weights = scores.masked_fill(~visible, float("-inf")).softmax(dim=-1)
+    return torch.einsum("hqc,chd->qhd", weights, v)

@@ -1,0 +1,113 @@
+"""Rows of tokens as the paged inputs that ops and models take, without a runner.
+
+A page that nobody wrote holds NaN, and so does the null page 0: whatever reads past a row's
+context, or behind its window, shows in the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from octavo.core.spec import ModelSpec
+from octavo.models.batch import Batch
+from octavo.models.groups import layer_groups
+from octavo.ops.api import GroupMeta
+
+
+@dataclass(frozen=True)
+class Row:
+    """This step's tokens of one request, the position of the first, and all its pages."""
+
+    tokens: Sequence[int]
+    start: int
+    pages: Sequence[int]
+
+    @property
+    def context(self) -> int:
+        return self.start + len(self.tokens)
+
+
+def permuted_pages(
+    lengths: Sequence[int], *, page_size: int, num_pages: int, seed: int = 0
+) -> list[list[int]]:
+    """Scattered pages for requests of these lengths (in tokens), drawn from 1 to num_pages - 1."""
+    order = torch.randperm(num_pages - 1, generator=torch.Generator().manual_seed(seed)) + 1
+    free = order.tolist()
+    counts = [-(-length // page_size) for length in lengths]
+    if sum(counts) > len(free):
+        raise ValueError(f"{sum(counts)} pages are needed, num_pages allows {len(free)}.")
+    return [[free.pop() for _ in range(count)] for count in counts]
+
+
+def empty_kv(
+    num_pages: int,
+    num_layers: int,
+    num_kv_heads: int,
+    page_size: int,
+    head_dim: int,
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """The cache of one layer group, [P, L, 2, K, page_size, D], all NaN."""
+    shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
+    return torch.full(shape, float("nan"), dtype=dtype)
+
+
+def model_kv(
+    spec: ModelSpec,
+    *,
+    num_pages: int,
+    page_size: int,
+    num_kv_heads: int | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> tuple[Tensor, ...]:
+    """:func:`empty_kv` of each layer group; ``num_kv_heads`` is that of one rank."""
+    heads = num_kv_heads or spec.num_kv_heads
+    return tuple(
+        empty_kv(num_pages, len(group.layers), heads, page_size, spec.head_dim, dtype)
+        for group in layer_groups(spec)
+    )
+
+
+def group_meta(rows: Sequence[Row], *, page_size: int, window: int = 0) -> GroupMeta:
+    """The metadata of these rows. Pages that left the window of the row's first query are 0."""
+    tables, pages, offsets = [], [], []
+    width = max(len(row.pages) for row in rows) + 1
+    for row in rows:
+        dead = max(0, row.start - window + 1) // page_size if window else 0
+        table = [0] * dead + list(row.pages[dead:])
+        tables.append(table + [0] * (width - len(table)))
+        for position in range(row.start, row.context):
+            pages.append(row.pages[position // page_size])
+            offsets.append(position % page_size)
+    counts = torch.tensor([0] + [len(row.tokens) for row in rows])
+    return GroupMeta(
+        query_start=counts.cumsum(0).to(torch.int32),
+        context_len=torch.tensor([row.context for row in rows], dtype=torch.int32),
+        page_table=torch.tensor(tables, dtype=torch.int32),
+        page=torch.tensor(pages),
+        offset=torch.tensor(offsets),
+        page_size=page_size,
+        max_query=max(len(row.tokens) for row in rows),
+        max_context=max(row.context for row in rows),
+        window=window,
+    )
+
+
+def paged_batch(
+    rows: Sequence[Row], spec: ModelSpec, kv: tuple[Tensor, ...], *, page_size: int
+) -> Batch:
+    """One step's batch for a model of this spec; ``kv`` comes from :func:`model_kv`."""
+    positions = [torch.arange(row.start, row.context) for row in rows]
+    return Batch(
+        ids=torch.tensor([token for row in rows for token in row.tokens]),
+        positions=torch.cat(positions),
+        groups=tuple(
+            group_meta(rows, page_size=page_size, window=group.window)
+            for group in layer_groups(spec)
+        ),
+        kv=kv,
+    )
