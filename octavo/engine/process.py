@@ -1,0 +1,114 @@
+"""The engine process: ``python -m octavo.engine.process``, started by the supervisor.
+
+Its launch orders come on standard input as one JSON line; standard input then stays open, and its end
+means that the supervisor is gone. Progress and readiness go to every front over the socket and to the
+supervisor as JSON lines on standard output.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from octavo.core.errors import StartupError
+from octavo.core.plan import Delta
+from octavo.engine import wire
+from octavo.engine.children import die_with_parent, ignore_interrupts, report, set_up_logging
+from octavo.engine.client import EngineInfo
+from octavo.engine.driver import Call, Driver, Drop
+from octavo.engine.launch import EngineOrders
+from octavo.engine.transport import EngineServer
+
+log = logging.getLogger("octavo.engine")
+
+
+class EngineProcess:
+    """Owns the socket while the engine loads, and connects it to the driver afterwards."""
+
+    def __init__(self, orders: EngineOrders) -> None:
+        self._orders = orders
+        self._driver: Driver | None = None
+        self._greeting: wire.ToFront = wire.Progress("starting", 0.0)
+        self._server = EngineServer(
+            Path(orders.socket), self._receive, self._gone, lambda: self._greeting
+        )
+
+    def run(self) -> None:
+        from octavo.engine.build import build_engine
+        from octavo.engine.status import StatusLog
+
+        self._server.start()
+        loop, info = build_engine(self._orders.config, self._progress)
+        status = StatusLog(info.device) if self._orders.config.log_stats else None
+        self._driver = Driver(loop, self._emit, status)
+        self._announce(info)
+        self._driver.run()
+
+    def stop(self) -> None:
+        if self._driver is None:
+            os._exit(0)
+        self._driver.inbox.put(None)
+
+    def _progress(self, stage: str, share: float) -> None:
+        self._greeting = wire.Progress(stage, share)
+        self._server.broadcast(self._greeting)
+        report(kind="progress", stage=stage, share=round(share, 3))
+
+    def _announce(self, info: EngineInfo) -> None:
+        self._greeting = wire.Ready(info)
+        self._server.broadcast(self._greeting)
+        report(kind="ready")
+
+    def _emit(self, front: str, deltas: list[Delta]) -> None:
+        self._server.send(front, wire.Deltas(deltas))
+
+    def _receive(self, front: str, message: Any) -> None:
+        if self._driver is None:
+            return  # a front sends nothing before Ready
+        inbox = self._driver.inbox
+        if isinstance(message, wire.Submit):
+            inbox.put((front, message.request))
+        elif isinstance(message, wire.Abort):
+            inbox.put((front, message.id))
+        elif isinstance(message, wire.Control):
+            call = message.call
+
+            def reply(value: Any, error: str | None) -> None:
+                self._server.send(front, wire.Reply(call, value, error))
+
+            inbox.put(Call(message.name, message.args, reply))
+
+    def _gone(self, front: str) -> None:
+        if self._driver is not None:
+            self._driver.inbox.put(Drop(front))
+
+
+def main() -> int:
+    die_with_parent()
+    ignore_interrupts()
+    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineOrders)
+    set_up_logging(orders.config.log_level, "engine")
+    process = EngineProcess(orders)
+    threading.Thread(target=_watch_parent, args=(process,), daemon=True).start()
+    try:
+        process.run()
+    except StartupError as error:
+        report(kind="failed", error=str(error))
+        return 1
+    return 0
+
+
+def _watch_parent(process: EngineProcess) -> None:
+    """The supervisor closes our standard input to stop us, or by dying."""
+    sys.stdin.buffer.read()
+    process.stop()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,95 @@
+"""The engine's end of the socket: fronts connect, speak :mod:`octavo.engine.wire`, and go.
+
+All I/O happens on an event loop in a thread of its own, so that neither a slow front nor a
+large frame ever holds up a step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from octavo.engine import wire
+
+log = logging.getLogger("octavo.engine")
+
+
+class EngineServer:
+    """Listens on a Unix socket. ``receive(front, message)`` is called on the I/O thread.
+
+    ``greet()`` gives the message a new front gets first (Progress or Ready). A front that sends
+    something malformed is disconnected; the others do not notice.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        receive: Callable[[str, Any], None],
+        gone: Callable[[str], None],
+        greet: Callable[[], wire.ToFront],
+    ) -> None:
+        self._path = path
+        self._receive = receive
+        self._gone = gone
+        self._greet = greet
+        self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._loop = asyncio.new_event_loop()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="octavo-engine-io", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+        self._started.wait()
+
+    def send(self, front: str, message: wire.ToFront) -> None:
+        """From any thread; never blocks. A front that is gone gets nothing."""
+        data = wire.encode(message)
+        self._loop.call_soon_threadsafe(self._write, front, data)
+
+    def broadcast(self, message: wire.ToFront) -> None:
+        data = wire.encode(message)
+        self._loop.call_soon_threadsafe(self._write_all, data)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        server = self._loop.run_until_complete(
+            asyncio.start_unix_server(self._serve, path=str(self._path))
+        )
+        self._started.set()
+        self._loop.run_forever()
+        server.close()
+
+    def _write(self, front: str, data: bytes) -> None:
+        writer = self._writers.get(front)
+        if writer is not None and not writer.is_closing():
+            writer.write(data)
+
+    def _write_all(self, data: bytes) -> None:
+        for front in list(self._writers):
+            self._write(front, data)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        frames = wire.Frames(wire.ToEngine)
+        front: str | None = None
+        try:
+            while data := await reader.read(1 << 20):
+                for message in frames.feed(data):
+                    if isinstance(message, wire.Hello):
+                        front = message.front
+                        self._writers[front] = writer
+                        writer.write(wire.encode(self._greet()))
+                    elif front is not None:
+                        self._receive(front, message)
+        except (ConnectionError, ValueError, msgspec.MsgspecError) as error:
+            log.warning("front %s disconnected: %s", front, error)
+        finally:
+            writer.close()
+            if front is not None and self._writers.get(front) is writer:
+                del self._writers[front]
+                self._gone(front)

@@ -1,0 +1,90 @@
+"""From a StepPlan and the slots to the Batch that a model runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.core.plan import StepPlan
+from octavo.models.batch import Batch
+from octavo.ops.api import GroupMeta
+from octavo.runner.slots import Slots
+
+
+@dataclass(slots=True)
+class Rows:
+    """The plan's columns as arrays: one entry a row, in plan order."""
+
+    slots: NDArray[np.int64]
+    starts: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    ends: NDArray[np.int64]  # index one past the row's last token in the step
+    samples: NDArray[np.bool_]
+
+
+def plan_rows(plan: StepPlan) -> Rows:
+    counts = np.array(plan.counts, np.int64)
+    return Rows(
+        slots=np.array(plan.slots, np.int64),
+        starts=np.array(plan.starts, np.int64),
+        counts=counts,
+        ends=np.cumsum(counts),
+        samples=np.array(plan.samples, np.bool_),
+    )
+
+
+class InputBuilder:
+    """Builds batches; all work is vectorised over the tokens and rows of the step."""
+
+    def __init__(
+        self, slots: Slots, windows: Sequence[int], kv: tuple[Tensor, ...], device: torch.device
+    ) -> None:
+        self._slots = slots
+        self._windows = windows
+        self._kv = kv
+        self._device = device
+
+    def build(self, rows: Rows) -> Batch:
+        row_slots, positions = self._expand(rows)
+        page_size = self._slots.page_size
+        page_index, offset = positions // page_size, positions % page_size
+        query_start = np.zeros(len(rows.ends) + 1, np.int32)
+        query_start[1:] = rows.ends
+        context = rows.starts + rows.counts
+        max_context = int(context.max())
+        max_pages = -(-max_context // page_size)
+        shared = {
+            "query_start": self._put(query_start),
+            "context_len": self._put(context.astype(np.int32)),
+            "offset": self._put(offset),
+            "page_size": page_size,
+            "max_query": int(rows.counts.max()),
+            "max_context": max_context,
+        }
+        groups = tuple(
+            GroupMeta(
+                page_table=self._put(table[rows.slots, :max_pages]),
+                page=self._put(table[row_slots, page_index].astype(np.int64)),
+                window=window,
+                **shared,
+            )
+            for table, window in zip(self._slots.tables, self._windows, strict=True)
+        )
+        ids = self._slots.tokens[row_slots, positions].astype(np.int64)
+        return Batch(ids=self._put(ids), positions=self._put(positions), groups=groups, kv=self._kv)
+
+    def _expand(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Slot and position of each token of the step."""
+        if len(rows.counts) == rows.ends[-1]:  # one token a row: nothing to expand
+            return rows.slots, rows.starts
+        first = rows.starts - (rows.ends - rows.counts)
+        positions = np.arange(rows.ends[-1]) + np.repeat(first, rows.counts)
+        return np.repeat(rows.slots, rows.counts), positions
+
+    def _put(self, array: NDArray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)

@@ -1,0 +1,33 @@
+"""The KV cache as tensors: one pool of equal pages, seen by each layer group in its shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def allocate_kv(
+    num_pages: int,
+    group_layers: Sequence[int],
+    num_kv_heads: int,
+    page_size: int,
+    head_dim: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> tuple[Tensor, ...]:
+    """One tensor [P, L_g, 2, K, page_size, D] a group, all views of the same pages.
+
+    A page is as large as its largest group needs and holds all layers of *one* group, so that
+    swapping or sending it moves one range. The pages start as zeros: a masked read of memory
+    that nothing wrote must not meet a NaN. On CPU the zeros cost nothing until they are touched.
+    """
+    per_layer = 2 * num_kv_heads * page_size * head_dim
+    pool = torch.zeros(num_pages, max(group_layers) * per_layer, dtype=dtype, device=device)
+    return tuple(
+        pool[:, : layers * per_layer].view(
+            num_pages, layers, 2, num_kv_heads, page_size, head_dim
+        )
+        for layers in group_layers
+    )

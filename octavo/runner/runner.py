@@ -1,0 +1,134 @@
+"""Runner: one rank's worker. A StepPlan in, tokens out.
+
+Knows slots and positions; knows neither requests nor policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from octavo.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
+from octavo.models.batch import Batch
+from octavo.runner.inputs import InputBuilder, Rows, plan_rows
+from octavo.runner.sampler import Sampler
+from octavo.runner.slots import Slots
+
+
+class Model(Protocol):
+    """What a runner needs of a model."""
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Hidden states [T, hidden], final norm applied."""
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """fp32 [N, vocab] of hidden rows [N, hidden]."""
+
+
+class Runner:
+    """Executes plans in order. ``execute`` is forward, then sample.
+
+    ``prompt_logprobs_chunk`` bounds the rows of prompt logits that exist at once, whatever
+    the length of a prompt.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        sampler: Sampler,
+        kv: tuple[Tensor, ...],
+        windows: Sequence[int],
+        slots: Slots,
+        *,
+        prompt_logprobs_chunk: int = 256,
+    ) -> None:
+        self._model = model
+        self._sampler = sampler
+        self._slots = slots
+        self._inputs = InputBuilder(slots, windows, kv, kv[0].device)
+        self._prompt_top: dict[int, int] = {}  # slot -> top-k of prompt log-probabilities
+        self._chunk = prompt_logprobs_chunk
+
+    @torch.inference_mode()
+    def execute(self, plan: StepPlan) -> StepResult:
+        self._update(plan)
+        if plan.is_empty:
+            return StepResult(plan.step)
+        rows = plan_rows(plan)
+        hidden = self.forward(rows)
+        return self.sample(plan.step, rows, hidden)
+
+    def control(self, name: str, args: Mapping[str, Any]) -> Any:
+        raise KeyError(name)
+
+    def close(self) -> None:
+        self._prompt_top.clear()
+
+    def forward(self, rows: Rows) -> Tensor:
+        """Compute the rows' tokens: hidden states [T, hidden], keys and values to their pages."""
+        return self._model.forward(self._inputs.build(rows))
+
+    def sample(self, step: int, rows: Rows, hidden: Tensor) -> StepResult:
+        """New ids for the rows that reach the end of their known tokens."""
+        result = StepResult(step, prompt_logprobs=self._prompt_logprobs(rows, hidden))
+        if not rows.samples.any():
+            return result
+        last = rows.ends[rows.samples] - 1
+        slots = rows.slots[rows.samples]
+        positions = (rows.starts + rows.counts)[rows.samples]
+        logits = self._model.logits(hidden[torch.from_numpy(last)])
+        indices = positions - self._slots.prompt_len[slots]
+        output = self._sampler.sample(logits, slots.tolist(), indices.tolist())
+        ids = output.ids.numpy(force=True)
+        self._slots.put_ids(slots, positions, ids)
+        result.faults = output.faults
+        result.logprobs = output.logprobs
+        failed = {fault.slot for fault in output.faults}
+        for slot, token in zip(slots.tolist(), ids.tolist(), strict=True):
+            if slot not in failed:
+                result.slots.append(slot)
+                result.num_ids.append(1)
+                result.ids.append(token)
+        return result
+
+    def _update(self, plan: StepPlan) -> None:
+        for slot in plan.leaves:
+            self._sampler.leave(slot)
+            self._prompt_top.pop(slot, None)
+        for join in plan.joins:
+            self._slots.join(join)
+            self._sampler.join(join.slot, join.tokens, join.prompt_len, join.sampling)
+            if join.sampling.prompt_logprobs is not None:
+                self._prompt_top[join.slot] = join.sampling.prompt_logprobs
+        self._slots.append_pages(plan)
+
+    def _prompt_logprobs(self, rows: Rows, hidden: Tensor) -> list[PromptLogprobs]:
+        if not self._prompt_top:
+            return []
+        found = []
+        for slot, start, count, end in zip(
+            rows.slots.tolist(), rows.starts.tolist(), rows.counts.tolist(), rows.ends.tolist(),
+            strict=True,
+        ):  # fmt: skip
+            top = self._prompt_top.get(slot)
+            # The last prompt position predicts a new id, not a prompt token.
+            wanted = min(start + count, int(self._slots.prompt_len[slot]) - 1) - start
+            if top is not None and wanted > 0:
+                first = end - count
+                entries = self._chunked(slot, start, hidden[first : first + wanted], top)
+                found.append(PromptLogprobs(slot, start + 1, entries))
+        return found
+
+    def _chunked(self, slot: int, start: int, hidden: Tensor, top: int) -> list[TokenLogprobs]:
+        entries: list[TokenLogprobs] = []
+        for at in range(0, len(hidden), self._chunk):
+            part = hidden[at : at + self._chunk]
+            first = start + at + 1
+            targets = self._slots.tokens[slot, first : first + len(part)]
+            logits = self._model.logits(part)
+            entries += self._sampler.prompt_logprobs(logits, np.asarray(targets).tolist(), top)
+        return entries

@@ -1,0 +1,55 @@
+"""Slots: what the runner remembers of each request between steps.
+
+A request has one fixed row from its join to its leave. Rows are written by joins, by the
+pages of a plan and by sampled ids; nothing is rebuilt from step to step.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.plan import Join, StepPlan
+
+
+class Slots:
+    """Known ids and page tables of up to ``max_num_seqs`` requests.
+
+    ``tokens`` int32 [S, max_model_len + 1] and ``tables[g]`` int32 [S, pages of a full
+    context] are reserved, not touched: memory follows what requests really use.
+    """
+
+    def __init__(
+        self, max_num_seqs: int, max_model_len: int, page_size: int, num_groups: int
+    ) -> None:
+        max_pages = -(-max_model_len // page_size)
+        self.page_size = page_size
+        self.tokens: NDArray[np.int32] = np.zeros((max_num_seqs, max_model_len + 1), np.int32)
+        self.tables: list[NDArray[np.int32]] = [
+            np.zeros((max_num_seqs, max_pages), np.int32) for _ in range(num_groups)
+        ]
+        self.table_len = np.zeros((num_groups, max_num_seqs), np.int64)
+        self.prompt_len = np.zeros(max_num_seqs, np.int64)
+
+    def join(self, join: Join) -> None:
+        self.tokens[join.slot, : len(join.tokens)] = join.tokens
+        self.prompt_len[join.slot] = join.prompt_len
+        self.table_len[:, join.slot] = 0
+
+    def append_pages(self, plan: StepPlan) -> None:
+        """Add each row's new pages to its tables (a step adds few, most rows none)."""
+        for group, counts in enumerate(plan.page_counts):
+            table, lengths, pages = self.tables[group], self.table_len[group], plan.pages[group]
+            taken = 0
+            for slot, count in zip(plan.slots, counts, strict=True):
+                if count:
+                    at = lengths[slot]
+                    table[slot, at : at + count] = pages[taken : taken + count]
+                    lengths[slot] = at + count
+                    taken += count
+
+    def put_ids(
+        self, slots: NDArray[np.int64], positions: NDArray[np.int64], ids: NDArray[np.int64]
+    ) -> None:
+        """Remember sampled ids at the positions they will be computed at."""
+        self.tokens[slots, positions] = ids
