@@ -17,4 +17,3 @@ class FrontOrders(msgspec.Struct):
     name: str
     socket: str  # path of the engine's Unix socket
     listen_fd: int  # inherited, bound and listening TCP socket
-    started: float  # time.time() at which the user's command began

@@ -1,0 +1,82 @@
+"""AsyncLLM: the same engine for asyncio programs, stepping on a thread of its own."""
+
+from __future__ import annotations
+
+import functools
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+from octavo.core.errors import StartupError
+from octavo.core.sampling import SamplingParams
+from octavo.engine.build import build_engine, build_text, load_config, request_limits
+from octavo.engine.local import LocalClient
+from octavo.engine.outputs import CompletionOutput, RequestOutput
+from octavo.engine.prompts import Prompt, split
+from octavo.engine.service import Service
+from octavo.engine.status import StatusLog
+
+
+class AsyncLLM:
+    """``async for output in AsyncLLM("org/name").generate(prompt, params)``.
+
+    The model loads when the first request (or :meth:`start`) is awaited. Leaving an iterator early
+    aborts its request.
+    """
+
+    def __init__(self, model: str | None = None, **options: Any) -> None:
+        self.config = load_config(model, options)
+        text = build_text(self.config, self.config.max_model_len)
+        if text is None:
+            raise StartupError(
+                "AsyncLLM needs a tokenizer; give one with tokenizer=FOLDER or use LLM."
+            )
+        status = StatusLog(self.config.device) if self.config.log_stats else None
+        client = LocalClient(functools.partial(build_engine, self.config), status)
+        self.service = Service(client, text, request_limits(self.config))
+        self._client = client
+        self._started = False
+
+    async def start(self) -> None:
+        if not self._started:
+            await self.service.start()
+            self._started = True
+
+    async def generate(
+        self,
+        prompt: Prompt,
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+        *,
+        priority: int = 0,
+    ) -> AsyncIterator[RequestOutput]:
+        """The output so far, each time it has grown; the last one has ``finished``."""
+        await self.start()
+        params = sampling_params or SamplingParams()
+        text, ids = split(prompt)
+        if ids is None:
+            ids = await self.service.text.encode(text or "")
+        request_id = request_id or uuid.uuid4().hex
+        requests = self.service.prepare(request_id, ids, params, priority=priority)
+        output = RequestOutput(
+            request_id, text, ids, [CompletionOutput(i) for i in range(len(requests))]
+        )
+        token_text = self.service.text.tokenizer.token_text
+        async for index, chunk in self.service.stream(requests, params):
+            output.add(index, chunk, token_text)
+            yield output
+
+    async def chat(
+        self,
+        messages: list[Mapping[str, Any]],
+        sampling_params: SamplingParams | None = None,
+        request_id: str | None = None,
+    ) -> AsyncIterator[RequestOutput]:
+        await self.start()
+        prompt = await self.service.text.render(messages)
+        params = sampling_params or SamplingParams(max_tokens=None)
+        async for output in self.generate(prompt, params, request_id):
+            yield output
+
+    async def close(self) -> None:
+        await self._client.close()
