@@ -12,6 +12,7 @@ size, P pages, L layers of the group.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -85,7 +86,7 @@ class Ops:
         Returns q [T, H, D].
         """
         heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
-        q, k, v = heads.split((num_heads, num_kv_heads, num_kv_heads), dim=1)
+        q, k, v = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
         if q_norm is not None:
             q = self.rms_norm(q, q_norm, eps)
         if k_norm is not None:
@@ -131,7 +132,7 @@ class Ops:
 
     def linear(self, x: Tensor, packed: object) -> Tensor:
         """``x`` [T, K] times a packed [N, K] weight, plus its bias: [T, N]."""
-        weight, bias = packed  # type: ignore[misc]
+        weight, bias = cast("tuple[Tensor, Tensor | None]", packed)
         return torch.nn.functional.linear(x, weight, bias)
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from octavo.core.spec import ModelSpec
 from octavo.models.batch import Batch
+from octavo.models.decoder import Decoder
 from octavo.models.groups import layer_groups
 from octavo.ops.api import GroupMeta
 
@@ -111,3 +112,42 @@ def paged_batch(
         ),
         kv=kv,
     )
+
+
+def paged_logits(
+    model: Decoder,
+    spec: ModelSpec,
+    prompts: Sequence[Sequence[int]],
+    chunks: Sequence[Sequence[int]],
+    *,
+    page_size: int = 16,
+    num_kv_heads: int | None = None,
+    seed: int = 0,
+) -> list[Tensor]:
+    """Logits at every position of each prompt, [len, vocab], computed over several steps.
+
+    Step s runs the next ``chunks[i][s]`` tokens of each prompt i that has such a chunk, all in one
+    batch; a prompt's chunks must add up to its length. Pages are scattered.
+    """
+    lengths = [len(prompt) for prompt in prompts]
+    if [sum(sizes) for sizes in chunks] != lengths:
+        raise ValueError(f"The chunks must add up to the prompts' lengths, {lengths}.")
+    num_pages = 2 + sum(-(-length // page_size) for length in lengths)
+    pages = permuted_pages(lengths, page_size=page_size, num_pages=num_pages, seed=seed)
+    kv = model_kv(spec, num_pages=num_pages, page_size=page_size, num_kv_heads=num_kv_heads)
+    done = [0] * len(prompts)
+    found: list[list[Tensor]] = [[] for _ in prompts]
+    for step in range(max(len(sizes) for sizes in chunks)):
+        alive = [i for i, sizes in enumerate(chunks) if step < len(sizes)]
+        counts = [chunks[i][step] for i in alive]
+        rows = [
+            Row(prompts[i][done[i] : done[i] + count], done[i], pages[i])
+            for i, count in zip(alive, counts, strict=True)
+        ]
+        with torch.inference_mode():
+            hidden = model.forward(paged_batch(rows, spec, kv, page_size=page_size))
+            logits = model.logits(hidden).split(counts)
+        for i, count, part in zip(alive, counts, logits, strict=True):
+            found[i].append(part)
+            done[i] += count
+    return [torch.cat(parts) for parts in found]

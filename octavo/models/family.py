@@ -1,0 +1,48 @@
+"""A family: what a model of the Llama kind is called in a checkpoint, and what it fixes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from octavo.core.errors import StartupError
+from octavo.core.spec import ModelSpec
+
+
+@dataclass(frozen=True, slots=True)
+class Names:
+    """Checkpoint names; the defaults are Hugging Face's Llama. A layer's come after its prefix."""
+
+    embedding: str = "model.embed_tokens.weight"
+    norm: str = "model.norm.weight"
+    head: str = "lm_head.weight"
+    layer: str = "model.layers.{}."
+    input_norm: str = "input_layernorm.weight"
+    q: str = "self_attn.q_proj"
+    k: str = "self_attn.k_proj"
+    v: str = "self_attn.v_proj"
+    o: str = "self_attn.o_proj"
+    q_norm: str = "self_attn.q_norm.weight"
+    k_norm: str = "self_attn.k_norm.weight"
+    post_norm: str = "post_attention_layernorm.weight"
+    gate: str = "mlp.gate_proj"
+    up: str = "mlp.up_proj"
+    down: str = "mlp.down_proj"
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """``fixed`` are the fields of a spec that this family leaves no choice about."""
+
+    name: str
+    fixed: Mapping[str, bool]
+    names: Names = field(default_factory=Names)
+
+    def check(self, spec: ModelSpec) -> None:
+        """Raises :class:`StartupError` for a spec that is not of this family."""
+        for name, value in self.fixed.items():
+            given = getattr(spec, name)
+            if given != value:
+                raise StartupError(
+                    f"{spec.architecture} ({self.name}) has {name} = {value}, not {given}."
+                )
