@@ -1,0 +1,271 @@
+"""resolve(): every "auto" becomes a number, and every number knows where it came from.
+
+Pure: the same options, facts and model give the same :class:`Config`, so that a plan printed
+before a start and the start itself cannot disagree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from octavo.config.facts import HostFacts
+from octavo.config.load import OptionError
+from octavo.config.options import DECLARATIONS, DTYPES, Options
+from octavo.core.capacity import (
+    BYTES_PER_ELEMENT,
+    cache_layout,
+    largest_model_len,
+    max_concurrency,
+    pages_from_bytes,
+    pages_from_tokens,
+)
+from octavo.core.errors import StartupError
+from octavo.core.pages import CacheLayout
+from octavo.core.spec import ModelSpec
+
+GIB = 2**30
+EMBEDDED_MODEL = "SmolLM2-135M-Instruct"
+
+CPU_KV_BYTES = 4 * GIB  # more is seldom needed on a CPU, and memory belongs to others too
+CPU_KV_SHARE = 0.4  # of what is available after the weights
+CPU_KV_CEILING = 0.8  # of the same, where one sequence of the longest length needs more
+CPU_OVERHEAD_BYTES = GIB // 2  # libraries, activations, the server's own process
+GPU_OVERHEAD_BYTES = GIB  # the CUDA context and the activations of one step
+CPU_BATCHED_TOKENS = 2048
+GPU_BATCHED_TOKENS = 8192
+MAX_SEQS = 256
+MIN_CPU_SEQS = 64
+TYPICAL_SEQUENCE_TOKENS = 512  # how many sequences a pool on a CPU is worth: one for each of these
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Config(Options):
+    """Options without "auto", and what follows from them.
+
+    ``num_pages`` counts the null page. ``kv_cache_tokens`` and ``kv_cache_memory`` are what
+    these pages hold and cost. ``weight_bytes`` is the estimate used for them.
+    """
+
+    device: str
+    dtype: str
+    max_model_len: int
+    kv_cache_memory: int
+    kv_cache_tokens: int
+    cpu_threads: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    num_pages: int
+    weight_bytes: int
+    max_concurrency: float  # sequences of max_model_len tokens that fit at once
+
+
+def resolve(options: Options, facts: HostFacts, spec: ModelSpec) -> Config:
+    """Raises :class:`StartupError` where what was asked for cannot be, with the figures."""
+    return _Resolver(options, facts, spec).config()
+
+
+class _Resolver:
+    """One pass over the options; ``_values`` and ``_sources`` grow from device to sequences."""
+
+    def __init__(self, options: Options, facts: HostFacts, spec: ModelSpec) -> None:
+        self._options = options
+        self._facts = facts
+        self._spec = spec
+        self._values: dict[str, Any] = {name: getattr(options, name) for name in DECLARATIONS}
+        self._sources = dict(options.sources)
+
+    def config(self) -> Config:
+        self._names()
+        self._device()
+        self._dtype()
+        layout = cache_layout(self._spec, self._values["dtype"], self._options.block_size)
+        self._pool(layout)
+        self._length(layout)
+        self._budgets(layout)
+        return Config(**self._values, sources=self._sources)
+
+    def _set(self, name: str, value: Any, reason: str) -> None:
+        self._values[name] = value
+        self._sources[name] = f"derived: {reason}"
+
+    def _names(self) -> None:
+        if not self._options.served_model_name:
+            name = self._options.model or EMBEDDED_MODEL
+            self._set("served_model_name", (name,), "the model as it was given")
+
+    def _device(self) -> None:
+        facts = self._facts
+        if self._options.device == "auto":
+            device = "cuda" if facts.gpus else "cpu"
+            self._set("device", device, facts.gpus[0].name if facts.gpus else "no NVIDIA GPU here")
+        elif self._options.device == "cuda" and not facts.gpus:
+            raise StartupError("--device cuda: no NVIDIA GPU is visible on this machine.")
+        if self._options.cpu_threads == "auto":
+            self._set("cpu_threads", facts.cpu_count, "cores this process may use")
+
+    def _dtype(self) -> None:
+        own = self._spec.dtype
+        if self._options.dtype == "auto":
+            if own not in DTYPES:
+                self._set("dtype", "bfloat16", f"the checkpoint's {own} is only a storage type")
+            elif own == "float16" and self._on_cpu:
+                self._set("dtype", "bfloat16", "the checkpoint's float16 is slow on a CPU")
+            else:
+                self._set("dtype", own, "the checkpoint's")
+        self._set("weight_bytes", self._weight_bytes, "parameters × bytes each")
+
+    @property
+    def _on_cpu(self) -> bool:
+        return str(self._values["device"]) == "cpu"
+
+    @property
+    def _weight_bytes(self) -> int:
+        return self._spec.num_params * BYTES_PER_ELEMENT[self._values["dtype"]]
+
+    def _pool(self, layout: CacheLayout) -> None:
+        """Pages of the KV cache: from tokens, from bytes, or from what the device has left."""
+        options, sources = self._options, self._sources
+        room = self._cpu_room() if self._on_cpu else self._gpu_room()
+        if options.kv_cache_tokens != "auto":
+            if options.kv_cache_memory != "auto":
+                raise OptionError(
+                    f"Give one of {sources['kv_cache_tokens']} and {sources['kv_cache_memory']}, "
+                    "not both."
+                )
+            pages = pages_from_tokens(layout, options.kv_cache_tokens)
+            reason = sources["kv_cache_tokens"]
+        elif options.kv_cache_memory != "auto":
+            pages = pages_from_bytes(layout, options.kv_cache_memory)
+            reason = sources["kv_cache_memory"]
+        elif self._on_cpu:
+            pages, reason = self._cpu_pages(layout, room)
+        else:
+            pages = pages_from_bytes(layout, room)
+            reason = (
+                f"--gpu-memory-utilization {options.gpu_memory_utilization:g}, less the weights"
+            )
+        if pages * layout.page_bytes > room:
+            raise StartupError(
+                f"A KV cache of {_gib(pages * layout.page_bytes)} ({reason}) is more than the "
+                f"{_gib(room)} left after {_gib(self._weight_bytes)} of weights."
+            )
+        self._set("num_pages", pages, reason)
+
+    def _cpu_room(self) -> int:
+        """Bytes that weights and libraries leave."""
+        available = self._facts.available_bytes
+        room = available - self._weight_bytes - CPU_OVERHEAD_BYTES
+        if room <= 0:
+            raise StartupError(
+                f"The weights need {_gib(self._weight_bytes)} of memory in "
+                f"{self._values['dtype']}, and {_gib(available)} are available."
+            )
+        return room
+
+    def _gpu_room(self) -> int:
+        """Bytes of the GPU's share that weights and one step leave."""
+        gpu, share = self._facts.gpus[0], self._options.gpu_memory_utilization
+        requested = int(gpu.total_bytes * share)
+        if requested > gpu.free_bytes:
+            raise StartupError(
+                f"The GPU has {_gib(gpu.free_bytes)} free of {_gib(gpu.total_bytes)}, less than "
+                f"the {_gib(requested)} requested; lower --gpu-memory-utilization ({share:g})."
+            )
+        room = requested - self._weight_bytes - GPU_OVERHEAD_BYTES
+        if room <= 0:
+            raise StartupError(
+                f"The weights need {_gib(self._weight_bytes)} in "
+                f"{self._values['dtype']}, and --gpu-memory-utilization {share:g} allows "
+                f"{_gib(requested)}."
+            )
+        return room
+
+    def _cpu_pages(self, layout: CacheLayout, room: int) -> tuple[int, str]:
+        """A moderate share of the memory, but one sequence of full length, and no more than
+        all sequences of full length need."""
+        length = self._options.max_model_len
+        asked = self._spec.max_position if length in (None, "auto") else length
+        assert isinstance(asked, int)
+        one = pages_from_tokens(layout, asked)
+        seqs = self._options.max_num_seqs
+        most = (one - 1) * (MAX_SEQS if seqs == "auto" else seqs) + 1
+        share = pages_from_bytes(layout, min(CPU_KV_BYTES, int(room * CPU_KV_SHARE)))
+        if most <= share:
+            return most, "what --max-num-seqs sequences of --max-model-len tokens need"
+        if one > share and length != "auto":
+            ceiling = pages_from_bytes(layout, int(room * CPU_KV_CEILING))
+            return min(one, ceiling), "one sequence of --max-model-len tokens"
+        if room * CPU_KV_SHARE > CPU_KV_BYTES:
+            return share, f"{_gib(CPU_KV_BYTES)}, the most taken unasked on a CPU"
+        return share, f"{CPU_KV_SHARE:.0%} of the memory left after the weights"
+
+    def _length(self, layout: CacheLayout) -> None:
+        """The context length, and whether the pool keeps one sequence of it."""
+        pages, own = self._values["num_pages"], self._spec.max_position
+        largest = largest_model_len(layout, pages)
+        if largest < 1:
+            raise StartupError(
+                f"The KV cache has no page for a request; one page of {layout.page_size} tokens "
+                f"takes {layout.page_bytes} bytes, and page 0 is never used."
+            )
+        asked = self._options.max_model_len
+        if asked == "auto":
+            reason = "the model's" if largest >= own else "what the KV cache holds"
+            self._set("max_model_len", min(own, largest), reason)
+            return
+        if asked is None:
+            self._set("max_model_len", own, "the model's")
+        elif asked > own:
+            raise OptionError(
+                f"The {self._sources['max_model_len']} asks for {asked} tokens, and the model "
+                f"supports {own}; a longer context needs RoPE scaling in --hf-overrides."
+            )
+        if self._values["max_model_len"] > largest:
+            raise StartupError(
+                f"The KV cache holds {largest} tokens, less than one request of "
+                f"{self._values['max_model_len']}; use --max-model-len {largest} (or auto), or a "
+                "larger --kv-cache-memory."
+            )
+
+    def _budgets(self, layout: CacheLayout) -> None:
+        """Sequences and tokens a step; then what the pages come to."""
+        pages, length = self._values["num_pages"], self._values["max_model_len"]
+        tokens = largest_model_len(layout, pages)
+        self._values["kv_cache_memory"] = pages * layout.page_bytes
+        self._values["kv_cache_tokens"] = tokens
+        for name in ("kv_cache_memory", "kv_cache_tokens"):
+            if getattr(self._options, name) == "auto":
+                self._sources[name] = "derived: what num_pages pages come to"
+        concurrency = max_concurrency(layout, pages, length)
+        self._set("max_concurrency", concurrency, "kv_cache_tokens over max_model_len")
+        seqs, batched = self._options.max_num_seqs, self._options.max_num_batched_tokens
+        if batched == "auto":
+            default = CPU_BATCHED_TOKENS if self._on_cpu else GPU_BATCHED_TOKENS
+            at_least = default if seqs == "auto" else max(default, seqs)
+            self._set("max_num_batched_tokens", at_least, f"suits a {self._values['device']}")
+        elif seqs != "auto" and seqs > batched:
+            raise OptionError(
+                f"--max-num-batched-tokens {batched} is less than --max-num-seqs {seqs}: each "
+                "running request needs at least one token of a step."
+            )
+        if seqs == "auto":
+            self._set("max_num_seqs", *self._auto_seqs(tokens, length))
+
+    def _auto_seqs(self, tokens: int, length: int) -> tuple[int, str]:
+        if self._on_cpu:
+            worth = tokens // min(TYPICAL_SEQUENCE_TOKENS, length)
+            seqs, reason = min(MAX_SEQS, max(MIN_CPU_SEQS, worth)), "what the KV cache is worth"
+        else:
+            seqs, reason = MAX_SEQS, "suits a GPU"
+        for bound, name in (
+            (tokens // self._options.block_size, "pages of the KV cache"),
+            (self._values["max_num_batched_tokens"], "max_num_batched_tokens"),
+        ):
+            if bound < seqs:
+                seqs, reason = bound, name
+        return seqs, reason
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB"
