@@ -116,9 +116,7 @@ def _strings(name: str, values: Sequence[str] | None) -> None:
         raise InvalidRequest(f"{name} must be a list of strings.", param=name)
     for value in values or ():
         if not isinstance(value, str) or not value:
-            raise InvalidRequest(
-                f"{name} must hold non-empty strings, not {value!r}.", param=name
-            )
+            raise InvalidRequest(f"{name} must hold non-empty strings, not {value!r}.", param=name)
 
 
 def _ids(name: str, values: Sequence[int] | None) -> None:
