@@ -55,7 +55,7 @@ def pages_from_tokens(layout: CacheLayout, num_tokens: int) -> int:
 
 
 def max_concurrency(layout: CacheLayout, num_pages: int, max_model_len: int) -> float:
-    """Sequences of ``max_model_len`` tokens that ``num_pages`` (null page included) keep at once."""
+    """Sequences of ``max_model_len`` tokens that ``num_pages`` (null page included) keep."""
     return (num_pages - 1) / sum(layout.group_pages(max_model_len))
 
 

@@ -74,6 +74,7 @@ class Scheduler:
         if layout.num_paged:
             self.max_len = min(max_model_len, pool.largest_sequence)
         self.prefix_caching = prefix_caching and layout.num_paged == len(layout.blocks)
+        self._windows = [(g, b.window) for g, b in enumerate(layout.blocks) if b.window]
         self._policy = policy
         self._admission = admission or GrowthEstimate(layout.page_size)
         self._live: dict[str, Sequence] = {}
@@ -298,7 +299,8 @@ class Scheduler:
         known = len(seq.tokens)
         asks = self.prefix_caching and seq.reads_cache
         shareable = (known - 1) // layout.page_size if asks else 0
-        hits = longest_hit(pool, seq.hashes_of(shareable, layout.page_size))
+        hashes = seq.extend_hashes(shareable, layout.page_size)
+        hits = longest_hit(pool, hashes[:shareable])
         needs = [n - len(hit) for n, hit in zip(layout.group_pages(known), hits, strict=True)]
         cached = [page for hit in hits for page in hit if page != NULL_PAGE]
         grant = pool.reserve(cached, sum(needs), spare=growth)
@@ -366,23 +368,23 @@ class Scheduler:
 
     def _settle(self, seq: Sequence, computed: int) -> None:
         """Publish the pages that ``computed`` accepted tokens fill; drop those no window shows."""
-        page_size = self.pool.layout.page_size
+        pool = self.pool
+        page_size = pool.layout.page_size
         full = computed // page_size
         if seq.published is not None and full > seq.published:
             first, seq.published = seq.published, full
-            hashes = seq.hashes_of(full, page_size)
+            hashes = seq.extend_hashes(full, page_size)
             for group, table in enumerate(seq.tables):
                 for index in range(first, full):
-                    self.pool.publish(table[index], group_key(hashes[index], group))
+                    pool.publish(table[index], group_key(hashes[index], group))
             if first < seq.shareable_pages(page_size) <= full:
                 self._blocked = None  # it may hit these pages
                 self._release_children(seq)
-        for block, table in zip(self.pool.layout.blocks, seq.tables, strict=True):
-            if not block.window:
-                continue
-            index = (computed + 1 - block.window) // page_size - 1
+        for group, window in self._windows:
+            table = seq.tables[group]
+            index = (computed + 1 - window) // page_size - 1
             while index >= 0 and table[index] != NULL_PAGE:
-                self.pool.release([table[index]])
+                pool.release([table[index]])
                 self._blocked = None
                 table[index] = NULL_PAGE
                 index -= 1

@@ -82,14 +82,14 @@ class Sequence:
         """Pages of the prompt that a sibling could hit: its last token is always computed."""
         return (self.prompt_len - 1) // page_size
 
-    def hashes_of(self, num_pages: int, page_size: int) -> list[bytes]:
-        """Keys of the first ``num_pages`` full pages; those of generated ids are added here."""
+    def extend_hashes(self, num_pages: int, page_size: int) -> list[bytes]:
+        """Keys of full pages, at least ``num_pages``: those of generated ids are added here."""
         hashes = self.hashes
         while len(hashes) < num_pages:
             start = len(hashes) * page_size
             parent = hashes[-1] if hashes else (self.request.hash_seed or root_hash())
             hashes.append(chain(parent, self.tokens[start : start + page_size]))
-        return hashes[:num_pages]
+        return hashes
 
     def join(self) -> Join:
         return Join(self.slot, self.tokens[:], self.prompt_len, self.request.sampling)
