@@ -1,0 +1,99 @@
+"""What operators and orchestrators ask: probes, version, metrics, audit, cache reset."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter
+from starlette.responses import Response
+
+from octavo.core.errors import OctavoError
+from octavo.server.context import Context
+from octavo.server.metrics import CONTENT_TYPE
+from octavo.server.openapi import describe
+from octavo.server.routes.body import answer
+from octavo.server.schemas.answers import Anything, Status, Version
+
+STATS_TIMEOUT_S = 2.0
+
+
+def probe_routes(context: Context) -> APIRouter:
+    """The public routes: they say whether, never what."""
+    router = APIRouter(tags=["Probes"])
+
+    def status(ok: bool) -> Response:
+        health = context.service.health()
+        state = "draining" if context.gate.draining else health.state
+        body = Status("ok" if ok else "unavailable", state)
+        if health.detail:
+            body.detail = health.detail
+        return answer(body, 200 if ok else 503)
+
+    @router.get("/live", summary="Is the process up?", openapi_extra=describe(None, Status))
+    async def live() -> Response:
+        """200 as long as this process answers, whatever the engine does."""
+        return status(True)
+
+    @router.get("/health", summary="Does an engine serve?", openapi_extra=describe(None, Status))
+    @router.get("/ping", summary="The same as /health", openapi_extra=describe(None, Status))
+    async def health() -> Response:
+        """503 while no engine serves."""
+        return status(context.service.health().serving)
+
+    @router.get(
+        "/ready", summary="Should traffic be sent here?", openapi_extra=describe(None, Status)
+    )
+    async def ready() -> Response:
+        """503 until warm, and while draining."""
+        now = context.service.health()
+        return status(now.serving and now.state == "ready" and not context.gate.draining)
+
+    @router.get("/version", summary="Octavo's version", openapi_extra=describe(None, Version))
+    async def version() -> Response:
+        return answer(Version(context.settings.version))
+
+    return router
+
+
+def admin_routes(context: Context) -> APIRouter:
+    router = APIRouter(tags=["Operate"])
+
+    @router.get("/metrics", summary="Prometheus metrics")
+    async def metrics() -> Response:
+        """Text exposition format. Each number has two names, ``octavo:…`` and ``vllm:…``."""
+        info = getattr(context.service, "info", None)  # absent until an engine was ready
+        text = context.metrics.scrape(await _stats(context), info)
+        return Response(text, media_type=CONTENT_TYPE)
+
+    @router.get(
+        "/debug/audit",
+        summary="Check that no page and no slot is lost",
+        openapi_extra=describe(None, Anything),
+    )
+    async def audit() -> Response:
+        context.gate.check(context.service.health())
+        return answer(Anything(await context.service.control("audit")))
+
+    @router.post(
+        "/reset_prefix_cache",
+        summary="Forget all cached prefixes",
+        openapi_extra=describe(None, Anything),
+    )
+    async def reset_prefix_cache() -> Response:
+        context.gate.check(context.service.health())
+        return answer(Anything(await context.service.control("reset_prefix_cache")))
+
+    return router
+
+
+async def _stats(context: Context) -> dict[str, Any] | None:
+    """The engine's numbers, or None if it does not answer: a scrape always succeeds."""
+    if not context.service.health().serving:
+        return None
+    try:
+        async with asyncio.timeout(STATS_TIMEOUT_S):
+            stats: dict[str, Any] = await context.service.control("stats")
+            return stats
+    except (TimeoutError, OctavoError):
+        return None

@@ -1,0 +1,178 @@
+"""Fields that every generating route shares, and their way into SamplingParams."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, TypeAlias
+
+from msgspec import Meta, Struct
+
+from octavo.core.errors import InvalidRequest
+from octavo.core.sampling import SamplingParams, integer
+
+_MAX_PRIORITY = 2**31 - 1
+_MAX_SALT_CHARS = 256
+_TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
+
+# Taken over from the body as they are, or from the served model's generation_config.
+SAMPLING_NAMES = (
+    "n",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "min_tokens",
+    "stop",
+    "stop_token_ids",
+    "ignore_eos",
+    "include_stop_str_in_output",
+    "prompt_logprobs",
+    "bad_words",
+    "allowed_token_ids",
+    "skip_special_tokens",
+)
+
+Ids: TypeAlias = list[int]
+
+
+class StreamOptions(Struct):
+    """``include_obfuscation`` is OpenAI's padding of events: ignored."""
+
+    include_usage: Annotated[
+        bool | None, Meta(description="Send one last event with the token counts.")
+    ] = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class SamplingFields(Struct, kw_only=True):
+    """Null means absent, everywhere."""
+
+    model: Annotated[
+        str | None, Meta(description="A served model's name; the first one if absent.")
+    ] = None
+    stream: Annotated[
+        bool | None, Meta(description="Send server-sent events as tokens are generated.")
+    ] = None
+    stream_options: StreamOptions | None = None
+    n: Annotated[int | None, Meta(description="How many answers to each prompt.")] = None
+    max_tokens: Annotated[
+        int | None, Meta(description="At most this many new tokens.", examples=[64])
+    ] = None
+    min_tokens: Annotated[
+        int | None, Meta(description="No end of text before this many tokens.")
+    ] = None
+    temperature: Annotated[
+        float | None, Meta(description="0 is greedy; up to 2 is usual.", examples=[0.7])
+    ] = None
+    top_p: Annotated[
+        float | None, Meta(description="Smallest set of tokens with this much probability.")
+    ] = None
+    top_k: Annotated[int | None, Meta(description="Only the k best tokens; 0 or -1 is off.")] = None
+    min_p: Annotated[
+        float | None,
+        Meta(description="Drop tokens below this share of the best one's probability."),
+    ] = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    logit_bias: Annotated[
+        dict[str, float] | None,
+        Meta(description="Added to logits: token id (as a string) to a number in [-100, 100]."),
+    ] = None
+    seed: Annotated[
+        int | None, Meta(description="The same seed and request give the same answer.")
+    ] = None
+    stop: Annotated[
+        str | list[str] | None, Meta(description="Strings that end the answer; not part of it.")
+    ] = None
+    stop_token_ids: Ids | None = None
+    include_stop_str_in_output: bool | None = None
+    ignore_eos: bool | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: Ids | None = None
+    skip_special_tokens: bool | None = None
+    prompt_logprobs: Annotated[
+        int | None, Meta(description="Log-probabilities of the prompt's tokens, and the k best.")
+    ] = None
+    truncate_prompt_tokens: Annotated[
+        int | None,
+        Meta(description="Keep only the last k prompt tokens; -1 keeps as many as fit."),
+    ] = None
+    return_token_ids: Annotated[bool | None, Meta(description="Return token ids beside text.")] = (
+        None
+    )
+    priority: Annotated[int | None, Meta(description="Lower runs first.")] = None
+    cache_salt: Annotated[
+        str | None, Meta(description="Share cached prefixes only with requests of the same salt.")
+    ] = None
+    request_id: Annotated[str | None, Meta(description="Becomes part of the answer's id.")] = None
+
+
+def sampling_params(
+    body: SamplingFields,
+    defaults: Mapping[str, Any],
+    *,
+    max_tokens: int | None,
+    logprobs: int | None,
+    prompt_logprobs: int | None = None,
+) -> SamplingParams:
+    """Parameters of a request. What it leaves out comes from ``defaults``, else from the class."""
+    values: dict[str, Any] = {}
+    for name in SAMPLING_NAMES:
+        value = getattr(body, name)
+        if value is None:
+            value = defaults.get(name)
+        if value is not None:
+            values[name] = value
+    if prompt_logprobs is not None:
+        values["prompt_logprobs"] = prompt_logprobs
+    return SamplingParams(
+        max_tokens=max_tokens,
+        logprobs=logprobs,
+        logit_bias=_logit_bias(body.logit_bias),
+        **values,
+    )
+
+
+def check_common(body: SamplingFields) -> None:
+    """Rules between fields, and fields that are no sampling parameters."""
+    if body.stream_options is not None:
+        if not body.stream:
+            raise InvalidRequest(
+                "stream_options is only allowed with stream: true.", param="stream_options"
+            )
+        if body.stream_options.continuous_usage_stats:
+            raise InvalidRequest(
+                "stream_options.continuous_usage_stats is not supported; use include_usage.",
+                param="stream_options.continuous_usage_stats",
+            )
+    if body.stream and body.prompt_logprobs is not None:
+        raise InvalidRequest(
+            "prompt_logprobs is not available with stream: true.", param="prompt_logprobs"
+        )
+    if body.priority is not None:
+        integer("priority", body.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
+    if body.truncate_prompt_tokens not in (None, -1):
+        integer("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, None)
+    if body.cache_salt is not None and not 0 < len(body.cache_salt) <= _MAX_SALT_CHARS:
+        raise InvalidRequest(
+            f"cache_salt must have 1 to {_MAX_SALT_CHARS} characters, not {len(body.cache_salt)}.",
+            param="cache_salt",
+        )
+
+
+def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
+    if bias is None:
+        return None
+    for key in bias:
+        if not _TOKEN_ID.fullmatch(key):
+            raise InvalidRequest(
+                f"logit_bias must be keyed by token ids, not {key[:40]!r}.", param="logit_bias"
+            )
+    return {int(key): value for key, value in bias.items()}
