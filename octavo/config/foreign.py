@@ -120,7 +120,7 @@ SPELLINGS = {
     "pp": "pipeline_parallel_size",
     "dp": "data_parallel_size",
     "q": "quantization",
-    "O": "compilation_config",
+    **dict.fromkeys(("O", "O0", "O1", "O2", "O3"), "compilation_config"),
 }
 
 # Values that mean what Octavo does anyway.

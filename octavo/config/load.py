@@ -90,8 +90,8 @@ def known_name(name: str, value: str | None, origin: Origin) -> str | None:
         return None
     if foreign in EXPLANATIONS:
         raise OptionError(f"{origin.spell(name)} {EXPLANATIONS[foreign]}.")
-    switches = [f"no_{switch}" for switch in SWITCHES] if origin is FLAG else []
-    best = nearest(name, [*NAMES, *switches])
+    negated = origin is FLAG and name.startswith("no_")
+    best = nearest(name, (f"no_{switch}" for switch in SWITCHES) if negated else NAMES)
     hint = "." if best is None else f"; did you mean {origin.spell(best)}?"
     raise OptionError(f"There is no {origin.source(name)}{hint}")
 

@@ -267,7 +267,7 @@ class Options:
         False, switch(), "Logging", "No status line every 10 s under load"
     )
 
-    config: str | None = option(None, text("FILE"), "Logging", "YAML file of options")
+    config: str | None = option(None, text("FILE"), "File of options", "YAML file of options")
 
     sources: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
 

@@ -25,15 +25,6 @@ def render_summary(config: Config, *, with_defaults: bool = False) -> str:
     )
 
 
-def capacity_line(config: Config) -> str:
-    """The line that people search the start log for."""
-    device = "CPU" if config.device == "cpu" else "GPU"
-    return (
-        f"{device} KV cache size: {config.kv_cache_tokens:,} tokens, Maximum concurrency for "
-        f"{config.max_model_len:,} tokens per request: {config.max_concurrency:.2f}x"
-    )
-
-
 def _shown(name: str, value: Any) -> str:
     if name in DECLARATIONS and DECLARATIONS[name].is_secret:
         return f"({len(value)} given)"

@@ -1,0 +1,28 @@
+"""``octavo serve``: read the options, then hand over to the supervisor."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from octavo.tools.flags import Parser, add_options, options_of
+
+FRONT_MODULE = "octavo.server.front"
+EPILOG = """\
+Each flag is also an environment variable (--max-num-seqs: OCTAVO_MAX_NUM_SEQS) and a key of the
+YAML file given to --config (max-num-seqs: 64). A flag wins over a variable, a variable over the
+file. Lists: repeat the value after the flag, or separate with commas in a variable."""
+
+
+def main(argv: Sequence[str]) -> int:
+    started = time.time()
+    parser = Parser(
+        "octavo serve", "Serve a model over HTTP.", EPILOG, usage="octavo serve [MODEL] [flags]"
+    )
+    add_options(parser)
+    options = options_of(parser.read(argv))
+
+    from octavo.engine.build import resolve_options
+    from octavo.engine.supervisor import run_supervisor
+
+    return run_supervisor(resolve_options(options), FRONT_MODULE, started)

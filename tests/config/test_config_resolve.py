@@ -1,0 +1,238 @@
+"""resolve(): numbers for every auto, and refusals with figures."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from octavo.config.facts import Gpu, HostFacts
+from octavo.config.load import OptionError, load_options
+from octavo.config.resolve import CPU_KV_BYTES, GIB, Config, resolve
+from octavo.config.summary import render_summary
+from octavo.core.capacity import cache_layout, pages_from_tokens
+from octavo.core.errors import StartupError
+from octavo.core.spec import LayerSpec, ModelSpec, RopeSpec
+
+# The figures of SmolLM2-135M: 22.5 KiB of bfloat16 KV a token.
+SMALL = ModelSpec(
+    family="llama",
+    architecture="LlamaForCausalLM",
+    num_layers=30,
+    hidden_size=576,
+    intermediate_size=1536,
+    num_heads=9,
+    num_kv_heads=3,
+    head_dim=64,
+    vocab_size=49152,
+    max_position=8192,
+    norm_eps=1e-5,
+    rope=RopeSpec(theta=1e5, dim=64),
+    layers=(LayerSpec(),) * 30,
+    tie_embeddings=True,
+)
+PAGE_BYTES = 16 * 22.5 * 1024
+LONG = replace(SMALL, max_position=32768)
+LAPTOP = HostFacts(cpu_count=4, total_bytes=16 * GIB, available_bytes=12 * GIB)
+WITH_GPU = replace(LAPTOP, gpus=(Gpu("Some GPU", 24 * GIB, 23 * GIB),))
+
+
+def config(spec: ModelSpec = SMALL, facts: HostFacts = LAPTOP, **given: Any) -> Config:
+    return resolve(load_options(given, {}), facts, spec)
+
+
+def refusal(spec: ModelSpec = SMALL, facts: HostFacts = LAPTOP, **given: Any) -> str:
+    with pytest.raises(StartupError) as caught:
+        config(spec, facts, **given)
+    return str(caught.value)
+
+
+def test_nothing_is_left_open() -> None:
+    made = config()
+    assert (made.device, made.dtype, made.cpu_threads) == ("cpu", "bfloat16", 4)
+    assert (made.max_model_len, made.max_num_seqs) == (8192, 256)
+    assert made.kv_cache_memory <= CPU_KV_BYTES < made.kv_cache_memory + PAGE_BYTES
+    assert made.kv_cache_tokens == (made.num_pages - 1) * 16
+    assert made.served_model_name == ("SmolLM2-135M-Instruct",)
+    assert "auto" not in [getattr(made, name) for name in ("kv_cache_tokens", "kv_cache_memory")]
+    assert made.sources["device"] == "derived: no NVIDIA GPU here"
+
+
+@pytest.mark.parametrize(
+    ("own", "device", "expected"),
+    [
+        ("bfloat16", "cpu", "bfloat16"),
+        ("float16", "cpu", "bfloat16"),
+        ("float32", "cpu", "float32"),
+        ("float16", "cuda", "float16"),
+        ("float8_e4m3fn", "cpu", "bfloat16"),
+    ],
+)
+def test_dtype_follows_the_checkpoint(own: str, device: str, expected: str) -> None:
+    assert config(replace(SMALL, dtype=own), WITH_GPU, device=device).dtype == expected
+
+
+def test_an_explicit_dtype_wins() -> None:
+    made = config(dtype="half")
+    assert made.dtype == "float16"
+    assert made.sources["dtype"] == "flag --dtype"
+
+
+def test_a_pool_of_459_pages_refuses_a_32k_model_and_says_what_fits() -> None:
+    for length in ({}, {"max_model_len": "32768"}):
+        message = refusal(LONG, kv_cache_tokens="7344", **length)
+        assert "holds 7344 tokens" in message
+        assert "32768" in message
+        assert "--max-model-len 7344" in message
+
+
+def test_auto_length_shrinks_to_the_pool() -> None:
+    made = config(LONG, kv_cache_tokens="7344", max_model_len="auto")
+    assert (made.max_model_len, made.num_pages) == (7344, 460)
+    assert made.max_concurrency == 1.0
+    assert config(LONG, max_model_len="-1").max_model_len == 32768
+
+
+def test_a_length_beyond_the_model_is_refused_with_both_numbers() -> None:
+    message = refusal(max_model_len="8193")
+    assert "8193" in message
+    assert "8192" in message
+
+
+def test_the_default_pool_is_no_larger_than_all_sequences_need() -> None:
+    made = config(max_num_seqs="2", max_model_len="1024")
+    assert made.kv_cache_tokens == 2048
+    assert made.max_concurrency == 2.0
+
+
+def test_the_default_pool_holds_one_long_sequence() -> None:
+    facts = replace(LAPTOP, available_bytes=2 * GIB)
+    made = config(LONG, facts)
+    assert made.kv_cache_tokens == 32768
+    assert made.kv_cache_memory > 0.4 * 1.5 * GIB
+
+
+def test_a_small_machine_refuses_a_long_context_or_shrinks_it() -> None:
+    facts = replace(LAPTOP, available_bytes=int(1.4 * GIB))
+    message = refusal(LONG, facts)
+    assert "--max-model-len " in message
+    fits = int(message.split("--max-model-len ")[1].split()[0])
+    assert fits % 16 == 0
+    assert config(LONG, facts, max_model_len=str(fits)).max_model_len == fits
+    assert 0 < config(LONG, facts, max_model_len="auto").max_model_len < fits
+
+
+def test_tokens_round_up_to_a_page() -> None:
+    made = config(kv_cache_tokens="8193")
+    assert made.kv_cache_tokens == 8208
+    assert made.sources["num_pages"] == "derived: flag --kv-cache-tokens"
+
+
+def test_memory_by_size_includes_the_null_page() -> None:
+    made = config(kv_cache_memory="1GiB")
+    assert made.kv_cache_memory <= GIB
+    assert made.num_pages == GIB // PAGE_BYTES
+
+
+def test_more_memory_than_there_is_is_refused_with_both_figures() -> None:
+    message = refusal(kv_cache_memory="64GiB")
+    assert "64.0 GiB" in message
+    assert "flag --kv-cache-memory" in message
+    assert "11.2 GiB" in message
+
+
+def test_weights_that_do_not_fit_are_refused() -> None:
+    message = refusal(facts=replace(LAPTOP, available_bytes=GIB // 4))
+    assert "0.3 GiB" in message
+    assert "0.2 GiB are available" in message
+
+
+def test_a_pool_without_a_page_is_refused() -> None:
+    assert "no page" in refusal(kv_cache_memory="500KiB")
+
+
+def test_tokens_and_memory_exclude_each_other() -> None:
+    with pytest.raises(OptionError, match="not both"):
+        config(kv_cache_memory="1GiB", kv_cache_tokens="64k")
+
+
+@pytest.mark.parametrize(
+    ("given", "seqs", "batched"),
+    [
+        ({}, 256, 2048),
+        ({"kv_cache_tokens": "8192"}, 64, 2048),
+        ({"kv_cache_tokens": "65536"}, 128, 2048),
+        ({"kv_cache_tokens": "512", "max_model_len": "512"}, 32, 2048),
+        ({"max_num_batched_tokens": "48"}, 48, 48),
+        ({"max_num_seqs": "4096"}, 4096, 4096),
+    ],
+)
+def test_sequences_and_tokens_a_step(given: dict[str, Any], seqs: int, batched: int) -> None:
+    made = config(**given)
+    assert (made.max_num_seqs, made.max_num_batched_tokens) == (seqs, batched)
+
+
+def test_a_step_smaller_than_its_sequences_is_refused() -> None:
+    message = refusal(max_num_seqs="64", max_num_batched_tokens="32")
+    assert "32" in message
+    assert "64" in message
+
+
+def test_a_gpu_gives_its_share_less_the_weights() -> None:
+    made = config(facts=WITH_GPU)
+    assert (made.device, made.max_num_seqs, made.max_num_batched_tokens) == ("cuda", 256, 8192)
+    assert made.kv_cache_memory <= 0.92 * 24 * GIB - made.weight_bytes - GIB
+    assert made.sources["device"] == "derived: Some GPU"
+
+
+def test_a_gpu_that_others_use_is_refused_before_anything_loads() -> None:
+    facts = replace(WITH_GPU, gpus=(Gpu("Some GPU", 24 * GIB, 9 * GIB),))
+    message = refusal(facts=facts, gpu_memory_utilization="0.9")
+    assert all(part in message for part in ("21.6", "9.0", "24.0", "--gpu-memory-utilization"))
+
+
+def test_a_missing_gpu_is_refused() -> None:
+    assert "no NVIDIA GPU" in refusal(device="cuda")
+
+
+@given(
+    available=st.integers(GIB, 64 * GIB),
+    length=st.sampled_from(["auto", "64", "4096", "8192"]),
+    block=st.sampled_from(["16", "32", "64"]),
+    seqs=st.sampled_from(["auto", "1", "32"]),
+)
+def test_what_starts_can_run_one_request_of_full_length(
+    available: int, length: str, block: str, seqs: str
+) -> None:
+    facts = replace(LAPTOP, available_bytes=available)
+    try:
+        made = config(facts=facts, max_model_len=length, block_size=block, max_num_seqs=seqs)
+    except StartupError:
+        assert available < 2 * GIB
+        return
+    layout = cache_layout(SMALL, made.dtype, made.block_size)
+    assert made.num_pages >= pages_from_tokens(layout, made.max_model_len)
+    assert 1 <= made.max_num_seqs <= made.max_num_batched_tokens
+    assert made.kv_cache_memory + made.weight_bytes < available
+    assert made == config(facts=facts, max_model_len=length, block_size=block, max_num_seqs=seqs)
+
+
+def test_a_config_crosses_a_process_boundary_as_plain_data() -> None:
+    made = config(kv_cache_memory="1GiB", hf_overrides='{"a": 1}')
+    copy = msgspec.json.decode(msgspec.json.encode(made), type=Config)
+    assert copy == made
+    assert copy.sources == made.sources
+
+
+def test_the_summary_names_each_source_and_no_secret() -> None:
+    made = config(api_key=["hunter2"], port="9000")
+    summary = render_summary(made)
+    assert "flag --port" in summary
+    assert "derived: the checkpoint's" in summary
+    assert "hunter2" not in summary
+    assert "shutdown-timeout" not in summary
+    assert "shutdown-timeout" in render_summary(made, with_defaults=True)
