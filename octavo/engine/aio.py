@@ -7,13 +7,13 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-from octavo.core.errors import StartupError
 from octavo.core.sampling import SamplingParams
-from octavo.engine.build import build_engine, build_text, load_config, request_limits
+from octavo.engine.build import build_engine
 from octavo.engine.local import LocalClient
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.prompts import Prompt, split
 from octavo.engine.service import Service
+from octavo.engine.startup import build_text, load_config, request_limits
 from octavo.engine.status import StatusLog
 
 
@@ -26,14 +26,10 @@ class AsyncLLM:
 
     def __init__(self, model: str | None = None, **options: Any) -> None:
         self.config = load_config(model, options)
-        text = build_text(self.config, self.config.max_model_len)
-        if text is None:
-            raise StartupError(
-                "AsyncLLM needs a tokenizer; give one with tokenizer=FOLDER or use LLM."
-            )
+        text = build_text(self.config)
         status = StatusLog(self.config.device) if self.config.log_stats else None
         client = LocalClient(functools.partial(build_engine, self.config), status)
-        self.service = Service(client, text, request_limits(self.config))
+        self.service = Service(client, text, request_limits(self.config, text))
         self._client = client
         self._started = False
 

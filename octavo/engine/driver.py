@@ -7,6 +7,7 @@ The same driver runs behind a socket (``octavo serve``) and behind an event loop
 from __future__ import annotations
 
 import dataclasses
+import logging
 import queue
 import time
 from collections.abc import Callable, Mapping
@@ -19,6 +20,8 @@ from octavo.engine.loop import EngineLoop
 from octavo.engine.status import StatusLog
 
 IDLE_AUDIT_SECONDS = 1.0
+
+log = logging.getLogger("octavo.engine")
 
 
 @dataclasses.dataclass(slots=True)
@@ -104,11 +107,18 @@ class Driver:
         elif isinstance(item, Drop):
             self._drop(item.front)
         elif isinstance(item[1], Request):
-            front, request = item
-            self._front_of[request.id] = front
-            self._loop.submit(request, self._clock())
+            self._submit(*item)
         else:
             self._abort(item[1])
+
+    def _submit(self, front: str, request: Request) -> None:
+        if request.id in self._front_of:
+            log.error("front %s sent request %s, which is already running", front, request.id)
+            return
+        self._front_of[request.id] = front
+        delta = self._loop.submit(request, self._clock())
+        if delta is not None:
+            self._deliver([delta])
 
     def _abort(self, request_id: str) -> None:
         delta = self._loop.abort(request_id, self._clock())

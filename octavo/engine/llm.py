@@ -11,10 +11,11 @@ from octavo.core.errors import EngineFault, InvalidRequest
 from octavo.core.plan import Delta
 from octavo.core.sampling import SamplingParams
 from octavo.core.validation import make_requests
-from octavo.engine.build import build_engine, build_text, load_config, request_limits
+from octavo.engine.build import build_engine
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.prompts import Prompt, Prompts, as_list, params_for, split
 from octavo.engine.service import draw_seed
+from octavo.engine.startup import build_text, load_config, request_limits
 from octavo.text.stream import Chunk, TextStream
 
 Messages = Sequence[Mapping[str, Any]]
@@ -25,14 +26,16 @@ class LLM:
     ``LLM("org/name", max_model_len=4096, dtype="float32")``; without a model, the embedded one.
 
     Unlike the server, it takes a request that does not fit the KV cache: it ends with reason
-    "length" when the cache is full.
+    "length" when the cache is full. With ``skip_tokenizer_init`` prompts and outputs are token ids.
     """
 
-    def __init__(self, model: str | None = None, **options: Any) -> None:
+    def __init__(
+        self, model: str | None = None, *, skip_tokenizer_init: bool = False, **options: Any
+    ) -> None:
         self.config = load_config(model, options)
         self._loop, self.info = build_engine(self.config)
-        self.text = build_text(self.config, self.info.max_model_len)
-        self.limits = request_limits(self.config, self.info)
+        self.text = None if skip_tokenizer_init else build_text(self.config)
+        self.limits = request_limits(self.config, self.text, self.info)
         self._ids = itertools.count()
 
     def get_tokenizer(self) -> Any:
@@ -134,10 +137,12 @@ class _Batch:
 
     def run(self, use_tqdm: bool) -> list[RequestOutput]:
         loop = self._llm._loop
-        for request in self._requests:
-            loop.submit(request, time.monotonic())
         bar = _Bar(len(self._requests)) if use_tqdm else None
         try:
+            for request in self._requests:
+                delta = loop.submit(request, time.monotonic())
+                if delta is not None:
+                    self._take(delta, bar)
             while self._streams:
                 for delta in loop.step(time.monotonic()):
                     self._take(delta, bar)

@@ -25,8 +25,9 @@ class EngineLoop:
     def has_work(self) -> bool:
         return self._under_way > 0 or self.scheduler.has_work
 
-    def submit(self, request: Request, now: float) -> None:
-        self.scheduler.submit(request, now)
+    def submit(self, request: Request, now: float) -> Delta | None:
+        """Take a request; its last delta at once if there is nothing to compute."""
+        return self.scheduler.submit(request, now)
 
     def abort(self, request_id: str, now: float) -> Delta | None:
         return self.scheduler.abort(request_id, now)

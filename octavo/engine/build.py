@@ -1,0 +1,155 @@
+"""The composition root: the only file that sees the whole Config and builds an engine from it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import torch
+
+from octavo.config.resolve import Config
+from octavo.core.capacity import cache_layout
+from octavo.core.pages import PagePool
+from octavo.core.scheduler import Scheduler
+from octavo.distributed.comm import SingleCommunicator
+from octavo.distributed.executor import LocalExecutor
+from octavo.engine.client import EngineInfo
+from octavo.engine.loop import EngineLoop
+from octavo.engine.startup import read_checkpoint
+from octavo.models.decoder import Decoder
+from octavo.models.groups import layer_groups
+from octavo.models.registry import build_model
+from octavo.ops.select import select_ops
+from octavo.runner.kv import allocate_kv
+from octavo.runner.runner import Runner
+from octavo.runner.sampler import Sampler
+from octavo.runner.slots import Slots
+from octavo.runner.warmup import warm_up
+from octavo.weights.checkpoint import Checkpoint
+from octavo.weights.loader import WeightSlot
+
+log = logging.getLogger("octavo.engine")
+
+Progress = Callable[[str, float], None]
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def build_engine(
+    config: Config, progress: Progress | None = None
+) -> tuple[EngineLoop, EngineInfo]:
+    """Load the model and return its engine, warm. ``progress(stage, share)`` hears how far it is."""
+    progress = progress or (lambda stage, share: None)
+    start = time.perf_counter()
+    checkpoint = read_checkpoint(config)
+    runner, notes = _runner(config, checkpoint, progress)
+    scheduler = Scheduler(
+        pool=PagePool(cache_layout(checkpoint.spec, config.dtype, config.block_size), config.num_pages),
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        max_model_len=config.max_model_len,
+        prefix_caching=config.enable_prefix_caching,
+    )
+    info = EngineInfo(
+        max_model_len=config.max_model_len,
+        num_pages=config.num_pages,
+        page_size=config.block_size,
+        max_num_seqs=config.max_num_seqs,
+        device=config.device,
+        dtype=config.dtype,
+        prefix_caching=config.enable_prefix_caching,
+        load_seconds=time.perf_counter() - start,
+        notes=notes,
+    )
+    return EngineLoop(scheduler, LocalExecutor(runner)), info
+
+
+def _runner(
+    config: Config, checkpoint: Checkpoint, progress: Progress
+) -> tuple[Runner, dict[str, str]]:
+    spec = checkpoint.spec
+    device, dtype = torch.device(config.device), DTYPES[config.dtype]
+    if device.type == "cpu":
+        torch.set_num_threads(config.cpu_threads)
+    ops = select_ops(config.device, dtype, backend=config.ops_backend)
+    log.info("Device: %s, %s; %s", config.device, config.dtype, ops.describe())
+    model = build_model(spec, ops, SingleCommunicator(), dtype, device, config.max_model_len)
+    weights = _load(model, checkpoint, dtype, progress)
+    groups = layer_groups(spec)
+    progress("Allocating the KV cache", 0.0)
+    kv = allocate_kv(
+        config.num_pages,
+        [len(group.layers) for group in groups],
+        spec.num_kv_heads,
+        config.block_size,
+        spec.head_dim,
+        dtype,
+        device,
+    )
+    _log_kv(config)
+    slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, len(groups))
+    sampler = Sampler(
+        max_num_seqs=config.max_num_seqs, vocab_size=spec.vocab_size, max_model_len=config.max_model_len, device=device
+    )
+    windows = [group.window for group in groups]
+    runner = Runner(
+        model, sampler, kv, windows, slots, prompt_logprobs_chunk=config.prompt_logprobs_chunk
+    )
+    seconds = warm_up(
+        runner, ops, sampler,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=min(config.max_num_batched_tokens, config.max_model_len),
+        progress=progress,
+    )  # fmt: skip
+    log.info("Warm-up took %.1f s", seconds)
+    return runner, {"kernels": ops.describe(), "weights": weights}
+
+
+def _load(
+    model: Decoder, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress
+) -> str:
+    start = time.perf_counter()
+    stage = f"Loading weights of {checkpoint.name}"
+    slots = _counted(model.weight_slots(), lambda share: progress(stage, share))
+    with torch.inference_mode():
+        report = checkpoint.load(slots, dtype)
+        model.after_load()
+    text = f"{report.num_bytes / 2**30:.2f} GiB in {time.perf_counter() - start:.1f} s"
+    log.info("Weights: %s (%d tensors)", text, report.num_tensors)
+    return text
+
+
+def _counted(
+    slots: dict[str, WeightSlot], tell: Callable[[float], None]
+) -> dict[str, WeightSlot]:
+    """The same slots, telling the share of tensors that have been loaded."""
+    done = 0
+
+    def counted(slot: WeightSlot) -> WeightSlot:
+        def load(tensor: torch.Tensor) -> None:
+            nonlocal done
+            slot.load(tensor)
+            done += 1
+            tell(done / len(slots))
+
+        return WeightSlot(slot.shape, load)
+
+    return {name: counted(slot) for name, slot in slots.items()}
+
+
+def _log_kv(config: Config) -> None:
+    log.info(
+        "%s KV cache size: %s tokens, Maximum concurrency for %s tokens per request: %.2fx",
+        "GPU" if config.device == "cuda" else config.device.upper(),
+        f"{config.kv_cache_tokens:,}",
+        f"{config.max_model_len:,}",
+        config.max_concurrency,
+    )
+    log.info(
+        "KV cache: %d pages of %d tokens, %.2f GiB; max_num_seqs=%d, max_num_batched_tokens=%d",
+        config.num_pages,
+        config.block_size,
+        config.kv_cache_memory / 2**30,
+        config.max_num_seqs,
+        config.max_num_batched_tokens,
+    )

@@ -1,0 +1,105 @@
+"""Before anything heavy is loaded: find the model, read its numbers, resolve every "auto".
+
+Free of torch, so that the supervisor and a front can use it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from octavo.config.facts import read_host_facts
+from octavo.config.load import ARGUMENT, load_options
+from octavo.config.options import Options
+from octavo.config.resolve import Config, resolve
+from octavo.core.validation import Limits
+from octavo.engine.client import EngineInfo
+from octavo.text.chat import load_chat_template
+from octavo.text.front import TextFront
+from octavo.text.tokenizer import load_tokenizer
+from octavo.weights.checkpoint import Checkpoint, open_checkpoint
+from octavo.weights.folder import read_generation_config
+from octavo.weights.locate import locate
+
+
+def load_config(model: str | None, options: Mapping[str, Any]) -> Config:
+    """Configuration of the Python API: keyword arguments, then environment, then defaults."""
+    return prepare(load_options({"model": model, **options}, os.environ, ARGUMENT))
+
+
+def prepare(options: Options) -> Config:
+    """Bring the model onto this machine if it is not there, and resolve the options for it.
+
+    In the result ``model`` is a path on this machine. Raises :class:`StartupError`.
+    """
+    located = locate(options.model, revision=options.revision, cache_dir=options.download_dir)
+    names = options.served_model_name or (located.name,)
+    options = dataclasses.replace(
+        options, model=str(located.path), served_model_name=names, tokenizer=_tokenizer(options)
+    )
+    checkpoint = read_checkpoint(options)
+    return resolve(options, read_host_facts(), checkpoint.spec)
+
+
+def _tokenizer(options: Options) -> str | None:
+    if options.tokenizer is None:
+        return None
+    return str(locate(options.tokenizer, cache_dir=options.download_dir).path)
+
+
+def read_checkpoint(options: Options) -> Checkpoint:
+    """The model's numbers; its tensors wait until someone asks."""
+    return open_checkpoint(
+        Path(options.model or ""), options.load_format, options.hf_overrides, options.seed
+    )
+
+
+def build_text(config: Config) -> TextFront:
+    """Tokenizer and chat template of the model, for contexts of the configured length."""
+    source = Path(config.tokenizer or config.model or "")
+    return TextFront(
+        load_tokenizer(source),
+        load_chat_template(source, config.chat_template),
+        max_model_len=config.max_model_len,
+    )
+
+
+def request_limits(config: Config, text: TextFront | None, info: EngineInfo | None = None) -> Limits:
+    """What a request may ask for; stop ids are the union of checkpoint and tokenizer."""
+    spec = read_checkpoint(config).spec
+    eos = set(spec.eos_ids) | set(text.tokenizer.eos_ids if text is not None else ())
+    return Limits(
+        vocab_size=spec.vocab_size,
+        max_model_len=info.max_model_len if info else config.max_model_len,
+        page_size=config.block_size,
+        eos_ids=tuple(sorted(eos)),
+        max_n=config.max_n,
+        max_logprobs=config.max_logprobs,
+        max_sequences=config.max_choices,
+        clamp_max_tokens=config.clamp_max_tokens,
+        prefix_caching=config.enable_prefix_caching,
+        kv_tokens=info.kv_tokens if info else config.kv_cache_tokens,
+    )
+
+
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+
+
+def sampling_defaults(config: Config) -> dict[str, Any]:
+    """Values for the parameters that a request leaves out, from the generation config.
+
+    ``max_new_tokens`` there is ``max_tokens`` here. "vllm" means neutral values.
+    """
+    if config.generation_config == "vllm":
+        found: Mapping[str, Any] = {}
+    elif config.generation_config == "auto":
+        found = read_checkpoint(config).generation_config
+    else:
+        found = read_generation_config(Path(config.generation_config)) or {}
+    found = {**found, **(config.override_generation_config or {})}
+    if "max_new_tokens" in found:
+        found["max_tokens"] = found["max_new_tokens"]
+    return {name: found[name] for name in SAMPLING_DEFAULTS if found.get(name) is not None}

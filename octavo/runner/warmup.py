@@ -1,0 +1,59 @@
+"""Warm-up: run every kind of step once, so that no request pays for a compilation."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from octavo.core.plan import Join, StepPlan
+from octavo.core.request import Sampling
+from octavo.ops.api import Ops
+from octavo.runner.runner import Runner
+from octavo.runner.sampler import Sampler
+
+WARM_ROWS = 4
+
+
+def warm_up(
+    runner: Runner,
+    ops: Ops,
+    sampler: Sampler,
+    *,
+    max_num_seqs: int,
+    max_num_batched_tokens: int,
+    progress: Callable[[str, float], None],
+) -> float:
+    """Seconds it took. The KV pages are only touched where the null page is."""
+    start = time.perf_counter()
+    progress("Compiling kernels", 0.0)
+    ops.warm_up(lambda share: progress("Compiling kernels", share))
+    progress("Warming up", 0.0)
+    sampler.warm_up()
+    rows = min(WARM_ROWS, max_num_seqs)
+    for step, plan in enumerate(_plans(rows, max_num_batched_tokens)):
+        runner.execute(plan)
+        progress("Warming up", (step + 1) / 5)
+    return time.perf_counter() - start
+
+
+def _plans(rows: int, max_tokens: int) -> list[StepPlan]:
+    """A prompt a row, a mixed step, decodes, then everybody leaves.
+
+    All pages are the null page: its contents are never read by a request.
+    """
+    slots = list(range(rows))
+    prompt = max(1, min(16, max_tokens // rows))
+    samplings = [Sampling(temperature=0.0), Sampling(top_p=0.9, top_k=20), Sampling(), Sampling()]
+    joins = [
+        Join(slot, [0] * prompt, prompt, samplings[slot % len(samplings)]) for slot in slots
+    ]
+
+    def decode(step: int, start: int) -> StepPlan:
+        return StepPlan(step, slots, [start] * rows, [1] * rows, [True] * rows)
+
+    return [
+        StepPlan(0, slots, [0] * rows, [prompt] * rows, [True] * rows, joins=joins),
+        StepPlan(1, slots, [prompt] * rows, [1] * rows, [True] * rows),
+        decode(2, prompt + 1),
+        StepPlan(3, leaves=slots),
+    ]
