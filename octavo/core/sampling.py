@@ -5,7 +5,6 @@ Names and defaults are vLLM's, so that a script moves over by changing its impor
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -68,9 +67,9 @@ class SamplingParams:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids must not be empty.", param="allowed_token_ids")
         _strings("bad_words", self.bad_words)
-        for key, value in (self.logit_bias or {}).items():
-            integer("logit_bias", key, 0, None)
-            number("logit_bias", value, -100.0, 100.0)
+        _bias("logit_bias", self.logit_bias)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            _boolean(name, getattr(self, name))
 
 
 def integer(name: str, value: object, low: int, high: int | None) -> None:
@@ -78,7 +77,7 @@ def integer(name: str, value: object, low: int, high: int | None) -> None:
     if isinstance(value, bool) or not isinstance(value, int):
         raise InvalidRequest(f"{name} must be an integer, not {value!r}.", param=name)
     if value < low or (high is not None and value > high):
-        raise InvalidRequest(f"{name} must be {_span(low, high)}, not {value}.", param=name)
+        raise InvalidRequest(f"{name} must be {_span(low, high)}, not {_shown(value)}.", param=name)
 
 
 def optional_integer(name: str, value: object, low: int, high: int | None) -> None:
@@ -92,9 +91,15 @@ def number(
     """Refuse anything but a finite number in [low, high] (or (low, high])."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise InvalidRequest(f"{name} must be a number, not {value!r}.", param=name)
-    if not math.isfinite(value) or value < low or value > high or (exclusive_low and value == low):
+    if not low <= value <= high or (exclusive_low and value == low):  # NaN is in no range
         bound = f"above {low:g} and at most {high:g}" if exclusive_low else _span(low, high)
-        raise InvalidRequest(f"{name} must be {bound}, not {value:g}.", param=name)
+        raise InvalidRequest(f"{name} must be {bound}, not {_shown(value)}.", param=name)
+
+
+def _shown(value: float) -> str:
+    if isinstance(value, int) and value.bit_length() > 128:
+        return f"a number of {value.bit_length()} bits"
+    return str(value)
 
 
 def _span(low: float, high: float | None) -> str:
@@ -102,8 +107,10 @@ def _span(low: float, high: float | None) -> str:
 
 
 def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    stops = (stop,) if isinstance(stop, str) else tuple(stop or ())
-    _strings("stop", stops)
+    if isinstance(stop, str):
+        stop = (stop,)
+    _strings("stop", stop)
+    stops = tuple(stop or ())
     if len(stops) > MAX_STOPS:
         raise InvalidRequest(
             f"stop may hold at most {MAX_STOPS} strings, not {len(stops)}.", param="stop"
@@ -112,11 +119,24 @@ def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _strings(name: str, values: Sequence[str] | None) -> None:
-    if isinstance(values, str):
+    if isinstance(values, str) or (values is not None and not isinstance(values, Sequence)):
         raise InvalidRequest(f"{name} must be a list of strings.", param=name)
     for value in values or ():
         if not isinstance(value, str) or not value:
             raise InvalidRequest(f"{name} must hold non-empty strings, not {value!r}.", param=name)
+
+
+def _bias(name: str, values: Mapping[int, float] | None) -> None:
+    if values is not None and not isinstance(values, Mapping):
+        raise InvalidRequest(f"{name} must map token ids to numbers.", param=name)
+    for key, value in (values or {}).items():
+        integer(name, key, 0, None)
+        number(name, value, -100.0, 100.0)
+
+
+def _boolean(name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise InvalidRequest(f"{name} must be true or false, not {value!r}.", param=name)
 
 
 def _ids(name: str, values: Sequence[int] | None) -> None:

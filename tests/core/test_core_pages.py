@@ -1,0 +1,209 @@
+"""The page pool: reference counts, free queue, LRU, duplicates, atomic grants."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from octavo.core.errors import AuditError
+from octavo.core.pages import BlockSpec, CacheLayout, PagePool
+
+
+def take(pool: PagePool, count: int, cached: tuple[int, ...] = ()) -> list[int]:
+    grant = pool.reserve(cached, count)
+    assert grant is not None
+    return grant.cached + grant.fresh
+
+
+def test_null_page_is_never_handed_out() -> None:
+    pool = PagePool(5)
+    assert sorted(take(pool, 4)) == [1, 2, 3, 4]
+    assert pool.reserve((), 1) is None
+
+
+def test_a_refused_grant_changes_nothing() -> None:
+    pool = PagePool(6)
+    table = take(pool, 2)
+    pool.publish(table[0], b"a")
+    pool.release(table)
+    held = take(pool, 2)
+    before = (pool.num_free, pool.num_cached, pool.num_referenced)
+    assert pool.reserve((table[0],), 3) is None
+    assert pool.reserve((table[0],), 1, spare=2) is None
+    assert (pool.num_free, pool.num_cached, pool.num_referenced) == before
+    pool.audit([held])
+    assert pool.lookup(b"a") == table[0]
+
+
+def test_hits_are_shared_and_spare_pages_stay() -> None:
+    pool = PagePool(6)
+    first = take(pool, 2)
+    pool.publish(first[0], b"a")
+    page = pool.lookup(b"a")
+    assert page == first[0]
+    grant = pool.reserve((page,), 1, spare=2)
+    assert grant is not None
+    pool.audit([first, grant.cached + grant.fresh])
+    pool.release(first)
+    pool.audit([grant.cached + grant.fresh])
+    assert pool.num_referenced == 2
+
+
+def test_free_pages_go_before_cached_ones_and_those_by_last_use() -> None:
+    pool = PagePool(5)
+    pages = take(pool, 4)
+    for index in (0, 1, 2):
+        pool.publish(pages[index], bytes([index]))
+    for index in (0, 1, 2, 3):
+        pool.release([pages[index]])
+    pool.release(take(pool, 0, (pages[0],)))  # a hit makes it the most recently used
+    order = [take(pool, 1)[0] for _ in range(4)]
+    assert order == [pages[3], pages[1], pages[2], pages[0]]
+    assert pool.num_cached == 0
+    assert all(pool.lookup(bytes([index])) is None for index in (0, 1, 2))
+
+
+def test_a_prefix_outlives_its_extension() -> None:
+    pool = PagePool(4)
+    table = take(pool, 3)
+    for index, page in enumerate(table):
+        pool.publish(page, bytes([index]))
+    pool.release(table)
+    assert take(pool, 1) == [table[2]]
+    assert pool.lookup(b"\0") == table[0]
+
+
+def test_duplicates_coexist_and_take_over() -> None:
+    pool = PagePool(4)
+    a, b, c = take(pool, 3)
+    for page in (a, b, c):
+        pool.publish(page, b"same")
+    assert pool.lookup(b"same") == a
+    pool.release([a])
+    assert take(pool, 1) == [a]  # evicted
+    assert pool.lookup(b"same") in (b, c)
+    pool.release([b, c])
+    pool.audit([[a]])
+    take(pool, 1)
+    assert pool.lookup(b"same") in (b, c)
+    take(pool, 1)
+    assert pool.lookup(b"same") is None
+
+
+def test_reset_forgets_referenced_pages_too() -> None:
+    pool = PagePool(4)
+    table = take(pool, 2)
+    pool.publish(table[0], b"a")
+    pool.publish(table[1], b"b")
+    pool.release([table[1]])
+    pool.reset_cache()
+    assert pool.lookup(b"a") is None
+    assert pool.lookup(b"b") is None
+    assert pool.num_cached == 0
+    pool.audit([[table[0]]])
+    pool.publish(table[0], b"a2")
+    assert pool.lookup(b"a2") == table[0]
+
+
+def test_audit_finds_a_leak_a_double_release_and_a_lost_count() -> None:
+    pool = PagePool(4)
+    table = take(pool, 2)
+    with pytest.raises(AuditError, match="otherwise than the tables say"):
+        pool.audit([table[:1]])
+    pool.release([table[0]])
+    with pytest.raises(AuditError, match="more often"):
+        pool.release([table[0]])
+    pool.publish(table[1], b"a")
+    with pytest.raises(AuditError, match="twice"):
+        pool.publish(table[1], b"b")
+
+
+def test_null_pages_of_a_table_are_skipped() -> None:
+    pool = PagePool(4)
+    table = [0, 0, *take(pool, 1)]
+    pool.audit([table])
+    pool.release(table)
+    assert pool.num_free == 3
+
+
+@pytest.mark.parametrize(("num_pages", "page_size"), [(1, 16), (0, 16), (8, 0)])
+def test_absurd_sizes_are_refused(num_pages: int, page_size: int) -> None:
+    with pytest.raises(ValueError):
+        PagePool(num_pages, page_size)
+
+
+def test_layout_counts_pages_of_each_group() -> None:
+    full = BlockSpec(layers=(0, 2), bytes_per_token=8)
+    window = BlockSpec(layers=(1, 3, 5), bytes_per_token=8, scale_bytes_per_token=1, window=32)
+    state = BlockSpec(layers=(4,), kind="state", bytes_per_sequence=1000)
+    layout = CacheLayout((full, window, state), page_size=16)
+    assert layout.page_bytes == 16 * 3 * 9
+    assert layout.group_pages(33) == [3, 3, 3]
+    assert layout.state_pages == 3
+    assert layout.largest_sequence(10) == 48
+    assert layout.largest_sequence(2) == 0
+
+
+class PoolMachine(RuleBasedStateMachine):
+    """Tables that share, publish and release pages at random; contents never change when seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pool = PagePool(9)
+        self.tables: list[list[int]] = []
+        self.keys: dict[int, bytes] = {}  # model: what each published page holds
+        self.serial = 0
+
+    @rule(count=st.integers(0, 4), spare=st.integers(0, 3), keys=st.sets(st.integers(0, 5)))
+    def reserve(self, count: int, spare: int, keys: set[int]) -> None:
+        found = [self.pool.lookup(bytes([key])) for key in sorted(keys)]
+        hits = [page for page in found if page is not None]
+        for key, page in zip(sorted(keys), found, strict=True):
+            if page is not None:
+                assert self.keys[page] == bytes([key])
+        available = self.pool.num_available
+        held = {page for table in self.tables for page in table}
+        needed = count + sum(page not in held for page in hits)
+        grant = self.pool.reserve(hits, count, spare)
+        assert (grant is None) == (needed + spare > available)
+        if grant is not None:
+            assert grant.cached == hits
+            assert not held & set(grant.fresh)
+            assert 0 not in grant.fresh
+            for page in grant.fresh:
+                self.keys.pop(page, None)
+            self.tables.append(grant.cached + grant.fresh)
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data())
+    def release(self, data: st.DataObject) -> None:
+        self.pool.release(self.tables.pop(data.draw(st.integers(0, len(self.tables) - 1))))
+
+    @precondition(lambda self: self.tables)
+    @rule(data=st.data(), key=st.integers(0, 5))
+    def publish(self, data: st.DataObject, key: int) -> None:
+        table = data.draw(st.sampled_from(self.tables))
+        unknown = [page for page in table if page not in self.keys]
+        if unknown:
+            self.pool.publish(unknown[0], bytes([key]))
+            self.keys[unknown[0]] = bytes([key])
+
+    @rule()
+    def reset(self) -> None:
+        self.pool.reset_cache()
+        self.keys.clear()
+
+    @invariant()
+    def conserved(self) -> None:
+        pool = self.pool
+        pool.audit(self.tables)
+        assert pool.num_free + pool.num_cached + pool.num_referenced == 8
+        assert set(self.keys.values()) == {
+            bytes([key]) for key in range(6) if pool.lookup(bytes([key])) is not None
+        }
+
+
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestPoolMachine = PoolMachine.TestCase

@@ -1,0 +1,120 @@
+"""SchedulerLoop: drives a scheduler and an executor, and checks what must hold after each step."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from octavo.core.plan import Delta, FinishReason, StepPlan, TokenLogprobs
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler
+from octavo.distributed.executor import Executor
+
+
+@dataclass(slots=True)
+class Output:
+    """Everything that was told about one request."""
+
+    ids: list[int] = field(default_factory=list)
+    finish: FinishReason | None = None
+    stop_id: int | None = None
+    cached_tokens: int | None = None
+    error_code: str | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+class SchedulerLoop:
+    """Keeps up to ``executor.depth`` plans under way.
+
+    After each step it audits the scheduler and checks the budgets, that no request is in several
+    plans but as a decode chain, and that each one ends once and says nothing after that.
+    """
+
+    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+        self.scheduler = scheduler
+        self.executor = executor
+        self.outputs: dict[str, Output] = {}
+        self.plans: deque[StepPlan] = deque()  # under way
+        self.history: list[StepPlan] = []
+        self.now = 0.0
+
+    def submit(self, *requests: Request) -> None:
+        for request in requests:
+            assert request.id not in self.outputs
+            self.outputs[request.id] = Output()
+            self._hear([self.scheduler.submit(request, self.now)])
+
+    def abort(self, request_id: str) -> None:
+        self._hear([self.scheduler.abort(request_id, self.now)])
+        self.scheduler.audit()
+
+    def step(self) -> None:
+        """Plan as far ahead as possible, then take in one result."""
+        self.now += 1.0
+        while len(self.plans) < self.executor.depth:
+            plan = self.scheduler.plan(self.now)
+            self.scheduler.audit()
+            if plan.is_empty:
+                assert not plan.leaves, "an empty plan must not carry leaves"
+                assert not plan.joins, "an empty plan must not carry joins"
+                break
+            self._check_plan(plan)
+            self.executor.submit(plan)
+            self.plans.append(plan)
+            self.history.append(plan)
+        if self.plans:
+            self.plans.popleft()
+            self._hear(self.scheduler.apply(self.executor.result(), self.now))
+            self.scheduler.audit()
+
+    def run(self, max_steps: int = 10_000) -> dict[str, Output]:
+        """Step until every request has ended and no plan is under way."""
+        for _ in range(max_steps):
+            if not (self.scheduler.has_work or self.plans):
+                self._check_idle()
+                return self.outputs
+            before = len(self.history), len(self.plans)
+            self.step()
+            assert (len(self.history), len(self.plans)) != before, "nothing moves"
+        raise AssertionError(f"work is left after {max_steps} steps")
+
+    def _check_plan(self, plan: StepPlan) -> None:
+        assert plan.num_tokens <= self.scheduler.max_num_batched_tokens
+        assert len(plan.slots) <= self.scheduler.max_num_seqs
+        joined = {join.slot for join in plan.joins}
+        for index, slot in enumerate(plan.slots):
+            if slot in joined:
+                continue
+            for earlier in reversed(self.plans):  # up to where the slot changed hands
+                if slot in earlier.slots:
+                    assert plan.counts[index] == 1, "a slice of a request under way"
+                    assert earlier.samples[earlier.slots.index(slot)], "no decode chain"
+                if slot in {join.slot for join in earlier.joins}:
+                    break
+
+    def _hear(self, deltas: Iterable[Delta | None]) -> None:
+        for delta in deltas:
+            if delta is None:
+                continue
+            output = self.outputs[delta.id]
+            assert output.finish is None, f"{delta.id} speaks after its end"
+            first = not output.ids and output.cached_tokens is None
+            assert first == (delta.cached_tokens is not None), "cached_tokens: once, at first"
+            output.cached_tokens = delta.cached_tokens if first else output.cached_tokens
+            output.ids.extend(delta.ids)
+            output.logprobs.extend(delta.logprobs)
+            output.prompt_logprobs.extend(delta.prompt_logprobs)
+            output.finish, output.stop_id = delta.finish, delta.stop_id
+            output.error_code = delta.error_code
+
+    def _check_idle(self) -> None:
+        stats = self.scheduler.stats()
+        assert (stats.running, stats.waiting, stats.pages_referenced) == (0, 0, 0)
+        assert stats.pages_free + stats.pages_cached == stats.pages_total
+        assert all(output.finish for output in self.outputs.values())
+
+
+def ids_of(outputs: dict[str, Output]) -> dict[str, list[int]]:
+    return {name: output.ids for name, output in outputs.items()}
