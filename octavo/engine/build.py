@@ -35,16 +35,15 @@ Progress = Callable[[str, float], None]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def build_engine(
-    config: Config, progress: Progress | None = None
-) -> tuple[EngineLoop, EngineInfo]:
-    """Load the model and return its engine, warm. ``progress(stage, share)`` hears how far it is."""
+def build_engine(config: Config, progress: Progress | None = None) -> tuple[EngineLoop, EngineInfo]:
+    """Load the model and return its engine, warm; ``progress(stage, share)`` hears how far it is."""
     progress = progress or (lambda stage, share: None)
     start = time.perf_counter()
     checkpoint = read_checkpoint(config)
     runner, notes = _runner(config, checkpoint, progress)
+    layout = cache_layout(checkpoint.spec, config.dtype, config.block_size)
     scheduler = Scheduler(
-        pool=PagePool(cache_layout(checkpoint.spec, config.dtype, config.block_size), config.num_pages),
+        pool=PagePool(config.num_pages, config.block_size, layout.blocks),
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=config.max_num_batched_tokens,
         max_model_len=config.max_model_len,
@@ -89,7 +88,10 @@ def _runner(
     _log_kv(config)
     slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, len(groups))
     sampler = Sampler(
-        max_num_seqs=config.max_num_seqs, vocab_size=spec.vocab_size, max_model_len=config.max_model_len, device=device
+        max_num_seqs=config.max_num_seqs,
+        vocab_size=spec.vocab_size,
+        max_model_len=config.max_model_len,
+        device=device,
     )
     windows = [group.window for group in groups]
     runner = Runner(
@@ -105,9 +107,7 @@ def _runner(
     return runner, {"kernels": ops.describe(), "weights": weights}
 
 
-def _load(
-    model: Decoder, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress
-) -> str:
+def _load(model: Decoder, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress) -> str:
     start = time.perf_counter()
     stage = f"Loading weights of {checkpoint.name}"
     slots = _counted(model.weight_slots(), lambda share: progress(stage, share))
@@ -119,9 +119,7 @@ def _load(
     return text
 
 
-def _counted(
-    slots: dict[str, WeightSlot], tell: Callable[[float], None]
-) -> dict[str, WeightSlot]:
+def _counted(slots: dict[str, WeightSlot], tell: Callable[[float], None]) -> dict[str, WeightSlot]:
     """The same slots, telling the share of tensors that have been loaded."""
     done = 0
 

@@ -69,7 +69,5 @@ def logprob_dict(
     ranks = [entry.rank, *range(1, len(entry.ids))]
     return {
         token: Logprob(value, rank, token_text(token))
-        for token, value, rank in reversed(
-            list(zip(entry.ids, entry.values, ranks, strict=True))
-        )
+        for token, value, rank in reversed(list(zip(entry.ids, entry.values, ranks, strict=True)))
     }

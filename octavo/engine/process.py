@@ -1,8 +1,8 @@
 """The engine process: ``python -m octavo.engine.process``, started by the supervisor.
 
-Its launch orders come on standard input as one JSON line; standard input then stays open, and its end
-means that the supervisor is gone. Progress and readiness go to every front over the socket and to the
-supervisor as JSON lines on standard output.
+Its orders come on standard input as one JSON line; standard input then stays open, and its end
+means that the supervisor is gone. Progress and readiness go to every front over the socket and
+to the supervisor as JSON lines on standard output.
 """
 
 from __future__ import annotations

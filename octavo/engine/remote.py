@@ -22,7 +22,7 @@ CONNECT_RETRY_SECONDS = 0.05
 class SocketClient:
     """Connects when :meth:`start` is awaited and reads until the engine goes away.
 
-    The engine's death ends every open stream with :class:`EngineUnavailable`; nothing waits for ever.
+    The engine's death ends every open stream with :class:`EngineUnavailable`; none waits for ever.
     """
 
     def __init__(self, path: str, front: str) -> None:

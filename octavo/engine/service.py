@@ -27,7 +27,7 @@ def draw_seed() -> int:
 
 
 class Service:
-    """``text`` and ``client`` are given; ``limits`` and ``info`` exist once :meth:`start` returns."""
+    """``info`` and the final ``limits`` exist once :meth:`start` has returned."""
 
     limits: Limits
     info: EngineInfo
@@ -92,22 +92,15 @@ class Service:
         try:
             open_choices = len(choices)
             while open_choices:
-                item = await merged.get()
-                if isinstance(item, Exception):
-                    raise item
-                open_choices -= item[1].finish is not None
-                yield item
+                news = await merged.get()
+                if isinstance(news, Exception):
+                    raise news
+                open_choices -= news[1].finish is not None
+                yield news
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def collect(self, requests: list[Request], params: SamplingParams) -> list[Chunk]:
-        """One chunk per choice, everything joined."""
-        whole = [Chunk() for _ in requests]
-        async for index, chunk in self.stream(requests, params):
-            whole[index].extend(chunk)
-        return whole
 
     def health(self) -> Health:
         return self.client.health()

@@ -67,7 +67,9 @@ def build_text(config: Config) -> TextFront:
     )
 
 
-def request_limits(config: Config, text: TextFront | None, info: EngineInfo | None = None) -> Limits:
+def request_limits(
+    config: Config, text: TextFront | None, info: EngineInfo | None = None
+) -> Limits:
     """What a request may ask for; stop ids are the union of checkpoint and tokenizer."""
     spec = read_checkpoint(config).spec
     eos = set(spec.eos_ids) | set(text.tokenizer.eos_ids if text is not None else ())

@@ -48,7 +48,9 @@ class Streams:
 
     def open(self, request_id: str) -> DeltaStream:
         if request_id in self._open:
-            raise InvalidRequest(f"request_id {request_id!r} is already running.", param="request_id")
+            raise InvalidRequest(
+                f"request_id {request_id!r} is already running.", param="request_id"
+            )
         stream = self._open[request_id] = DeltaStream(self, request_id)
         return stream
 

@@ -29,7 +29,7 @@ from octavo.engine.launch import EngineOrders, FrontOrders
 log = logging.getLogger("octavo.supervisor")
 
 LISTEN_BACKLOG = 2048
-ENGINE_STOP_SECONDS = 5.0
+STOP_SECONDS = 5.0
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -156,21 +156,23 @@ class Supervisor:
         log.info("shutting down: open requests may finish (again to stop at once)")
         front.signal(signal.SIGTERM)
         await front.process.wait()
-        await self._stop(engine)
+        await self._stop(engine, engine.close_orders)
         return 0
 
     async def _mourn(self, watchers: list[asyncio.Task[None]], front: Child, engine: Child) -> int:
         """A child died by itself: let the other one end its streams with an error, then go."""
         dead = engine if watchers[0].done() else front
-        await self._stop(front if dead is engine else engine)
+        if dead is engine:
+            await self._stop(front, lambda: front.signal(signal.SIGTERM))
+        else:
+            await self._stop(engine, engine.close_orders)
         print(f"octavo: {dead.epitaph()}", file=sys.stderr)
         return 1
 
-    async def _stop(self, child: Child) -> None:
-        child.close_orders()
-        child.signal(signal.SIGTERM)
+    async def _stop(self, child: Child, ask: Callable[[], None]) -> None:
+        ask()
         try:
-            await asyncio.wait_for(child.process.wait(), ENGINE_STOP_SECONDS)
+            await asyncio.wait_for(child.process.wait(), STOP_SECONDS)
         except TimeoutError:
             child.signal(signal.SIGKILL)
             await child.process.wait()
@@ -202,8 +204,8 @@ class Supervisor:
         url = f"http://{host}:{self._port}"
         print(f"Octavo is ready on {url} ({time.time() - self._started:.1f} s)")
         print(
-            f"Try:  curl {url}/v1/chat/completions -H 'Content-Type: application/json' "
-            """-d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'""",
+            f"Try:  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d "
+            """'{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'""",
             flush=True,
         )
 

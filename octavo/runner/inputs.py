@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
@@ -58,20 +60,20 @@ class InputBuilder:
         context = rows.starts + rows.counts
         max_context = int(context.max())
         max_pages = -(-max_context // page_size)
-        shared = {
-            "query_start": self._put(query_start),
-            "context_len": self._put(context.astype(np.int32)),
-            "offset": self._put(offset),
-            "page_size": page_size,
-            "max_query": int(rows.counts.max()),
-            "max_context": max_context,
-        }
+        shared = partial(
+            GroupMeta,
+            query_start=self._put(query_start),
+            context_len=self._put(context.astype(np.int32)),
+            offset=self._put(offset),
+            page_size=page_size,
+            max_query=int(rows.counts.max()),
+            max_context=max_context,
+        )
         groups = tuple(
-            GroupMeta(
+            shared(
                 page_table=self._put(table[rows.slots, :max_pages]),
                 page=self._put(table[row_slots, page_index].astype(np.int64)),
                 window=window,
-                **shared,
             )
             for table, window in zip(self._slots.tables, self._windows, strict=True)
         )
@@ -86,5 +88,5 @@ class InputBuilder:
         positions = np.arange(rows.ends[-1]) + np.repeat(first, rows.counts)
         return np.repeat(rows.slots, rows.counts), positions
 
-    def _put(self, array: NDArray) -> Tensor:
+    def _put(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)

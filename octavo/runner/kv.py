@@ -26,8 +26,6 @@ def allocate_kv(
     per_layer = 2 * num_kv_heads * page_size * head_dim
     pool = torch.zeros(num_pages, max(group_layers) * per_layer, dtype=dtype, device=device)
     return tuple(
-        pool[:, : layers * per_layer].view(
-            num_pages, layers, 2, num_kv_heads, page_size, head_dim
-        )
+        pool[:, : layers * per_layer].view(num_pages, layers, 2, num_kv_heads, page_size, head_dim)
         for layers in group_layers
     )

@@ -44,9 +44,7 @@ def _plans(rows: int, max_tokens: int) -> list[StepPlan]:
     slots = list(range(rows))
     prompt = max(1, min(16, max_tokens // rows))
     samplings = [Sampling(temperature=0.0), Sampling(top_p=0.9, top_k=20), Sampling(), Sampling()]
-    joins = [
-        Join(slot, [0] * prompt, prompt, samplings[slot % len(samplings)]) for slot in slots
-    ]
+    joins = [Join(slot, [0] * prompt, prompt, samplings[slot % len(samplings)]) for slot in slots]
 
     def decode(step: int, start: int) -> StepPlan:
         return StepPlan(step, slots, [start] * rows, [1] * rows, [True] * rows)

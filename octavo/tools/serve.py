@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from octavo.tools.flags import Parser, add_options, options_of
 
-FRONT_MODULE = "octavo.server.front"
+FRONT_MODULE = "octavo.server.process"
 EPILOG = """\
 Each flag is also an environment variable (--max-num-seqs: OCTAVO_MAX_NUM_SEQS) and a key of the
 YAML file given to --config (max-num-seqs: 64). A flag wins over a variable, a variable over the
@@ -22,7 +22,7 @@ def main(argv: Sequence[str]) -> int:
     add_options(parser)
     options = options_of(parser.read(argv))
 
-    from octavo.engine.build import resolve_options
+    from octavo.engine.startup import prepare
     from octavo.engine.supervisor import run_supervisor
 
-    return run_supervisor(resolve_options(options), FRONT_MODULE, started)
+    return run_supervisor(prepare(options), FRONT_MODULE, started)
