@@ -88,8 +88,8 @@ def connect(
 ) -> TorchCommunicator:
     """Join ``size`` ranks that meet at ``init_method`` (``tcp://host:port``, ``file:///path``).
 
-    Blocks until all have come; raises torch's ``DistError`` after ``timeout_s`` seconds. A process
-    can be in one such group at a time.
+    Blocks until all have come; raises RuntimeError after ``timeout_s`` seconds, which also bounds
+    each later collective. A process can be in one such group at a time.
     """
     device = torch.device(device)
     dist.init_process_group(

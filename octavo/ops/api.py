@@ -11,6 +11,7 @@ size, P pages, L layers of the group.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
@@ -134,6 +135,13 @@ class Ops:
         """``x`` [T, K] times a packed [N, K] weight, plus its bias: [T, N]."""
         weight, bias = cast("tuple[Tensor, Tensor | None]", packed)
         return torch.nn.functional.linear(x, weight, bias)
+
+    def describe(self) -> str:
+        """What was chosen, for the start log."""
+        return "reference kernels (plain torch)"
+
+    def warm_up(self, progress: Callable[[float], None]) -> None:
+        """Compile whatever would otherwise be compiled by the first requests."""
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         return torch.nn.functional.embedding(ids, weight)

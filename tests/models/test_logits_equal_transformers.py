@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from octavo.core.spec import LayerSpec, ModelSpec, RopeSpec
-from tests.fakes.paged import paged_logits
+from tests.fakes.paged import Row, model_kv, paged_batch, paged_logits
 from tests.fakes.tiny_models import random_tensor, tiny_model, tiny_spec
 
 CONFIGS: dict[str, type[PretrainedConfig]] = {
@@ -157,3 +157,16 @@ def test_dynamic_rope_equals_transformers_at_the_served_length() -> None:
     assert largest_error(found, expected) <= 1e-4
     untouched = tiny_model(replace(spec, rope=RopeSpec(10_000.0, 16)), max_position=served)
     assert largest_error(paged_logits(untouched, spec, prompts, chunks), expected) > 1e-2
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2-window"])
+def test_a_prefix_hit_reads_the_pages_that_another_request_wrote(name: str) -> None:
+    spec, config = CASES[name].spec, CASES[name].config
+    first = PROMPTS[0]  # 45 tokens: two full pages that the second shares
+    second = first[:32] + PROMPTS[2][:9]
+    model, kv = tiny_model(spec), model_kv(spec, num_pages=6, page_size=16)
+    steps = [[Row(first, 0, [5, 2, 3])], [Row(second[32:], 32, [5, 2, 4])]]
+    for rows in steps:
+        hidden = model.forward(paged_batch(rows, spec, kv, page_size=16))
+    expected = transformers_logits(spec, [second], **config)[0][32:]
+    assert largest_error([model.logits(hidden)], [expected]) <= 1e-4
