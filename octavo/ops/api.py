@@ -12,7 +12,7 @@ size, P pages, L layers of the group.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import cast
 
 import torch
@@ -30,6 +30,8 @@ class GroupMeta:
     ``window`` tokens are visible to a query, itself included; 0 = full attention.
     ``page_size`` tokens a page.
     ``max_query`` and ``max_context`` are host ints, upper bounds for launches and buffers.
+    ``cache`` is the backend's own: what it worked out from the values above, for all layers of
+    this step. So a GroupMeta is built for each step, and never changed once an op has seen it.
     """
 
     query_start: Tensor
@@ -41,6 +43,7 @@ class GroupMeta:
     max_query: int
     max_context: int
     window: int = 0
+    cache: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
 
 
 class Ops:
@@ -83,7 +86,8 @@ class Ops:
         """QK-norm if weights are given, rotate q and k, write k and v to their pages.
 
         ``qkv`` [T, (H + 2K)·D]; ``positions`` int64 [T]; ``cos_sin`` fp32 [max_position, rope_dim]
-        (cosines, then sines; half-split "neox" rotation); ``kv_pages`` [P, L, 2, K, page_size, D].
+        (cosines, then sines; half-split "neox" rotation); ``kv_pages`` [P, L, 2, K, page_size, D],
+        where a backend may order the elements within a head of a page as its ``attend`` likes.
         Returns q [T, H, D].
         """
         heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
