@@ -36,7 +36,7 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 
 
 def build_engine(config: Config, progress: Progress | None = None) -> tuple[EngineLoop, EngineInfo]:
-    """Load the model and return its engine, warm; ``progress(stage, share)`` hears how far it is."""
+    """Load the model and return its engine, warm; ``progress(stage, share)`` is kept informed."""
     progress = progress or (lambda stage, share: None)
     start = time.perf_counter()
     checkpoint = read_checkpoint(config)

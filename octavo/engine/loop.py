@@ -36,7 +36,7 @@ class EngineLoop:
         """Start as many plans as the executor takes, then finish the oldest one."""
         while self._under_way < self.executor.depth:
             plan = self.scheduler.plan(now)
-            if plan.is_empty and not plan.leaves:
+            if plan.is_empty:
                 break
             self.executor.submit(plan)
             self._under_way += 1

@@ -72,6 +72,7 @@ class SocketClient:
     async def close(self) -> None:
         if self._reader_task is not None:
             self._reader_task.cancel()
+            await asyncio.gather(self._reader_task, return_exceptions=True)
         if self._writer is not None:
             self._writer.close()
 
@@ -128,7 +129,9 @@ class SocketClient:
 
     def _lost(self, why: str) -> None:
         self._health = Health(False, "dead", why)
-        self._writer = None
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
         error = EngineUnavailable(f"The request could not be finished: {why}.")
         self._streams.fail_all(error)
         for future in self._calls.values():

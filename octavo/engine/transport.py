@@ -39,6 +39,7 @@ class EngineServer:
         self._gone = gone
         self._greet = greet
         self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._connections: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
         self._started = threading.Event()
         self._thread = threading.Thread(target=self._run, name="octavo-engine-io", daemon=True)
@@ -56,14 +57,25 @@ class EngineServer:
         data = wire.encode(message)
         self._loop.call_soon_threadsafe(self._write_all, data)
 
+    def stop(self) -> None:
+        """Close every connection and end the thread; a second call does nothing."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopped.set)
+            self._thread.join()
+
     def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        server = self._loop.run_until_complete(
-            asyncio.start_unix_server(self._serve, path=str(self._path))
-        )
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._main())
+
+    async def _main(self) -> None:
+        self._stopped = asyncio.Event()
+        server = await asyncio.start_unix_server(self._serve, path=str(self._path))
         self._started.set()
-        self._loop.run_forever()
+        await self._stopped.wait()
         server.close()
+        for writer in list(self._writers.values()):
+            writer.close()
+        await asyncio.gather(*self._connections)
 
     def _write(self, front: str, data: bytes) -> None:
         writer = self._writers.get(front)
@@ -75,6 +87,10 @@ class EngineServer:
             self._write(front, data)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._connections.add(task)
+        task.add_done_callback(self._connections.discard)
         frames = wire.Frames(wire.ToEngine)
         front: str | None = None
         try:
