@@ -127,9 +127,15 @@ class Scheduler:
         return delta
 
     def fail_all(self, code: str, message: str) -> list[Delta]:
-        """End every request with an error; results still under way will be ignored."""
+        """End every request with an error, after a step failed as a whole.
+
+        Results still under way will be ignored. As nobody knows which plans took effect, the next
+        one repeats the leaves of those under way: some of its leaves may name empty slots.
+        """
         deltas = [self._fail(seq, code, message) for seq in list(self._live.values())]
         self._sweep()
+        told = [slot for flight in self._flights for slot in flight.plan.leaves]
+        self._leaves = sorted({*self._leaves, *told})
         self._flights.clear()
         self._void_before = self._step
         return deltas

@@ -34,10 +34,16 @@ class FakeExecutor:
 
     def result(self) -> StepResult:
         message = self._plans.popleft()
-        results = []
-        for worker in self.workers:
+        results: list[bytes] = []
+        errors: list[Exception] = []
+        for worker in self.workers:  # all of them, as ranks do not know of each other's errors
             plan = msgspec.msgpack.decode(message, type=StepPlan)
-            results.append(msgspec.msgpack.encode(worker.execute(plan)))
+            try:
+                results.append(msgspec.msgpack.encode(worker.execute(plan)))
+            except Exception as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
         assert all(result == results[0] for result in results), "ranks disagree"
         return msgspec.msgpack.decode(results[0], type=StepResult)
 

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from octavo.core.admission import GrowthEstimate
 from octavo.core.plan import Delta, FinishReason, StepPlan, TokenLogprobs
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
@@ -114,6 +115,13 @@ class SchedulerLoop:
         assert (stats.running, stats.waiting, stats.pages_referenced) == (0, 0, 0)
         assert stats.pages_free + stats.pages_cached == stats.pages_total
         assert all(output.finish for output in self.outputs.values())
+
+
+class AdmitAll(GrowthEstimate):
+    """Keeps nothing back for growth, so that a small pool leads to preemption."""
+
+    def pages(self, remaining: Iterable[int]) -> int:
+        return 0
 
 
 def ids_of(outputs: dict[str, Output]) -> dict[str, list[int]]:

@@ -102,6 +102,7 @@ class FakeWorker:
         self.rows: dict[int, _Row] = {}
         self._kv = [[[0] * page_size for _ in range(num_pages)] for _ in blocks]
         self._last_step = -1
+        self._lost = False  # the last plan had no effect
 
     # ---- Worker
 
@@ -110,12 +111,15 @@ class FakeWorker:
         if (seconds := self.delay_at.get(self.steps)) is not None:
             self.sleep(seconds)
         if (error := self.raise_at.get(self.steps)) is not None:
+            self._lost = True
             raise error
         self._check(plan.step > self._last_step, f"step {plan.step} after {self._last_step}")
         self._last_step = plan.step
         self._check_columns(plan)
         for slot in plan.leaves:
-            self._check(self.rows.pop(slot, None) is not None, f"slot {slot} left, but is empty")
+            gone = self.rows.pop(slot, None)
+            self._check(gone is not None or self._lost, f"slot {slot} left, but is empty")
+        self._lost = False
         for join in plan.joins:
             self._join(join)
         self._take_pages(plan)
