@@ -22,8 +22,7 @@ Say = Callable[[str], None]
 
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _SMALL_FILES = ["*.json", "*.jinja", "tokenizer*", "*.model", "*.txt"]
-_SUBFOLDERS = ["*/*"]
-_OTHER_COPIES = ["consolidated*"]
+_IGNORED = ["*/*", "consolidated*"]  # subfolders, and Mistral's second copy of the weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +69,13 @@ def locate(
     *,
     revision: str | None = None,
     cache_dir: str | Path | None = None,
+    weights: bool = True,
     progress: Say = say_on_stderr,
 ) -> Located:
     """Find a model, downloading it if need be.
+
+    ``weights=False`` leaves a hub model's weights there: enough for random ones, or for
+    a tokenizer.
 
     ``model``: None (the embedded one), a folder, a ``.gguf`` file, or a hub id ``ORG/NAME`` at
     ``revision``. Downloads go to ``cache_dir``, else to the user's cache folder. ``progress`` gets
@@ -83,7 +86,8 @@ def locate(
     path = Path(model).expanduser()
     if path.exists() or path.suffix == ".gguf" or not _HUB_ID.fullmatch(model):
         return locate_path(path)
-    return _hub(model, revision, cache_dir, progress)
+    progress(f"Looking up {model} on the Hugging Face hub …")
+    return _hub(_Snapshot(model, revision, cache_dir), weights)
 
 
 def locate_path(path: Path) -> Located:
@@ -101,7 +105,8 @@ def locate_path(path: Path) -> Located:
         if files:
             names = ", ".join(file.name for file in files)
             raise StartupError(f"{path} holds several GGUF files; name one of them: {names}.")
-    read_config(path)
+    else:
+        read_config(path)
     return Located(path, "folder", path.resolve().name)
 
 
@@ -136,49 +141,52 @@ def _is_sound(path: Path, model: Embedded) -> bool:
         return False
 
 
-def _hub(model: str, revision: str | None, cache_dir: str | Path | None, progress: Say) -> Located:
-    """A snapshot from the hub. The config comes first, so that a model that cannot be
-    served is refused before its weights are downloaded."""
-    at = f" at {revision}" if revision else ""
-    progress(f"Looking up {model}{at} on the Hugging Face hub …")
-
-    def snapshot(*patterns: str) -> Path:
-        return _snapshot(model, revision, cache_dir, list(patterns))
-
-    folder = snapshot(*_SMALL_FILES)
-    if not (folder / "config.json").exists():
+def _hub(snapshot: _Snapshot, weights: bool) -> Located:
+    """The small files come first, so that a model that cannot be served is refused before its
+    weights are downloaded."""
+    folder = snapshot.fetch()
+    if (folder / "config.json").exists():
+        read_config(folder)
+    elif weights:
         raise StartupError(
-            f"{model} has no config.json on the hub; a GGUF file there must be downloaded and "
-            "given by its path."
+            f"{snapshot.model} has no config.json on the hub; a GGUF file there must be "
+            "downloaded and given by its path."
         )
-    read_config(folder)
-    folder = snapshot(*_SMALL_FILES, "*.safetensors")
-    if not any(folder.glob("*.safetensors")):
-        folder = snapshot(*_SMALL_FILES, "*.bin")
-    return Located(folder, "folder", model)
+    if weights:
+        snapshot.fetch("*.safetensors")
+        if not any(folder.glob("*.safetensors")):
+            snapshot.fetch("*.bin")
+    return Located(folder, "folder", snapshot.model)
 
 
-def _snapshot(
-    model: str, revision: str | None, cache_dir: str | Path | None, patterns: list[str]
-) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-    except ImportError:
-        raise StartupError(
-            f"huggingface_hub is needed to fetch {model}: pip install huggingface_hub, or give a "
-            "local folder."
-        ) from None
-    try:
-        path = snapshot_download(
-            model,
-            revision=revision,
-            cache_dir=cache_dir,
-            allow_patterns=patterns,
-            ignore_patterns=_SUBFOLDERS + _OTHER_COPIES,
-        )
-    except Exception as error:  # HTTP, disk, and the hub's own: many types, one answer
-        raise _hub_error(model, revision, error) from error
-    return Path(path)
+@dataclass(frozen=True, slots=True)
+class _Snapshot:
+    """Files of a hub model, in one local folder."""
+
+    model: str
+    revision: str | None
+    cache_dir: str | Path | None
+
+    def fetch(self, *patterns: str) -> Path:
+        """The folder, with the small files and those of ``patterns`` in it."""
+        try:
+            from huggingface_hub import snapshot_download
+        except ImportError:
+            raise StartupError(
+                f"huggingface_hub is needed to fetch {self.model}: pip install huggingface_hub, "
+                "or give a local folder."
+            ) from None
+        try:
+            folder = snapshot_download(
+                self.model,
+                revision=self.revision,
+                cache_dir=self.cache_dir,
+                allow_patterns=[*_SMALL_FILES, *patterns],
+                ignore_patterns=_IGNORED,
+            )
+        except Exception as error:  # HTTP, disk, and the hub's own: many types, one answer
+            raise _hub_error(self.model, self.revision, error) from error
+        return Path(folder)
 
 
 def _hub_error(model: str, revision: str | None, error: Exception) -> StartupError:

@@ -8,6 +8,8 @@ from typing import Any
 
 from octavo.core.errors import StartupError
 
+MAX_INTEGER = 2**31 - 1  # no size or id of a model is larger
+
 
 class Reader:
     """Reads one JSON object (or GGUF metadata). A null value counts as absent.
@@ -22,10 +24,12 @@ class Reader:
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def integer(self, key: str, default: int | None = None, *, low: int = 1) -> int:
+    def integer(
+        self, key: str, default: int | None = None, *, low: int = 1, high: int = MAX_INTEGER
+    ) -> int:
         value = self._get(key, default)
-        if not _is_int(value) or value < low:
-            raise self.error(key, f"must be an integer of at least {low}, not {value!r}")
+        if not _is_int(value) or not low <= value <= high:
+            raise self.error(key, f"must be an integer between {low} and {high}, not {value!r}")
         return int(value)
 
     def optional_integer(self, key: str, *, low: int = 1) -> int | None:

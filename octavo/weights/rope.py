@@ -9,6 +9,7 @@ from octavo.core.spec import RopeSpec
 from octavo.weights.reader import Reader
 
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3")
+MAX_FACTOR = 1e6
 DEFAULT_THETA = 10_000.0  # what every family here means by no rope_theta
 
 _NEW, _OLD, _THETA = "rope_parameters", "rope_scaling", "rope_theta"
@@ -96,8 +97,8 @@ def _llama3(rope: Reader, theta: float, dim: int) -> RopeSpec:
 
 def _factor(rope: Reader) -> float:
     factor = rope.number("factor")
-    if factor < 1:
-        raise rope.error("factor", f"must be at least 1, not {factor:g}")
+    if not 1 <= factor <= MAX_FACTOR:
+        raise rope.error("factor", f"must be between 1 and {MAX_FACTOR:g}, not {factor:g}")
     return factor
 
 

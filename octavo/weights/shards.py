@@ -105,7 +105,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     if not isinstance(names, dict) or not names:
         raise StartupError(f"{index}: weight_map must be an object of tensor and file names.")
     for name in names.values():
-        if not isinstance(name, str) or Path(name).name != name:
+        if not isinstance(name, str) or not name or Path(name).name != name:
             raise StartupError(f"{index}: weight_map holds {name!r}, not a file of this folder.")
     return names
 

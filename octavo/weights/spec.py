@@ -17,6 +17,7 @@ FAMILIES = {
     "Qwen3ForCausalLM": "qwen3",
 }
 DTYPES = ("float32", "float16", "bfloat16")
+MAX_LAYERS = 10_000
 QWEN3_HEAD_DIM = 128  # where a Qwen3 config does not say; the others divide
 MISTRAL_WINDOW = 4096  # where a Mistral config does not say; null means none
 QWEN_MAX_WINDOW_LAYERS = 28
@@ -55,7 +56,7 @@ def spec_from_config(
     return ModelSpec(
         family=family,
         architecture=architecture,
-        num_layers=reader.integer("num_hidden_layers"),
+        num_layers=reader.integer("num_hidden_layers", high=MAX_LAYERS),
         hidden_size=hidden_size,
         intermediate_size=reader.integer("intermediate_size"),
         num_heads=num_heads,
@@ -120,7 +121,7 @@ def _layers(config: Reader, family: str, max_position: int) -> tuple[LayerSpec, 
     full = LayerSpec()
     window = _window(config, family)
     sliding = LayerSpec("sliding", window=window) if 0 < window < max_position else full
-    count = config.integer("num_hidden_layers")
+    count = config.integer("num_hidden_layers", high=MAX_LAYERS)
     if family == "llama":
         return (full,) * count
     if config.has("layer_types"):
