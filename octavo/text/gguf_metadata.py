@@ -45,12 +45,12 @@ def read_metadata(path: Path, *, arrays: bool = True) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            return _Reader(data, arrays).metadata()
+            return Cursor(data, arrays).metadata()
     except (OSError, ValueError) as error:  # an empty file cannot be mapped: ValueError
         raise StartupError(f"Cannot read {path} as a GGUF file: {error}") from None
 
 
-class _Reader:
+class Cursor:
     """A cursor over the mapped file. Raises ValueError with the position."""
 
     def __init__(self, data: mmap.mmap, arrays: bool) -> None:
@@ -145,3 +145,6 @@ class _Reader:
             raise ValueError(
                 f"{count} {what} at byte {self.at} do not fit in the file's {self.size} bytes"
             )
+
+
+_Reader = Cursor

@@ -47,8 +47,10 @@ class Tokenizer:
         rules = _decoding_rules(backend)
         self.strips_first_space = rules.strips_first_space
         self._bytes = [b""] * self.vocab_size
+        # Special tokens are text, added ones are outside the byte-level spelling.
+        as_text = set(added) if rules.byte_level else self.special_ids
         for token, i in vocab.items():
-            self._bytes[i] = token.encode() if i in added else rules.token_bytes(token)
+            self._bytes[i] = token.encode() if i in as_text else rules.token_bytes(token)
         self.max_token_chars = max(
             (len(b.decode("utf-8", "replace")) for b in self._bytes), default=0
         )
