@@ -1,0 +1,1 @@
+"""The CPU backend: fused kernels compiled by numba, products by oneDNN."""

@@ -1,0 +1,150 @@
+"""QK-norm, rotary embedding and the write of K and V to their pages, in one pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from octavo.ops.cpu.jit import FIRST_ARGUMENT, ITEMS, NEXT, SCRATCH, TICKET
+from octavo.ops.cpu.memory import copy_item, load_float64, load_int64, take
+from octavo.ops.cpu.rows import RowAccess, inverse_rms
+from octavo.ops.cpu.simd import Lanes
+from octavo.ops.cpu.tiles import convert_row, literals
+
+ARGUMENTS = "15qd"  # in the order that the kernel reads them
+
+
+@dataclass(frozen=True, slots=True)
+class RopeShape:
+    """What a rope kernel is compiled for. ``rotated``: features that turn, D unless partial."""
+
+    head_dim: int
+    rotated: int
+    page_size: int
+    bf16: bool  # activations
+    kv_bf16: bool
+    norms: bool
+
+
+@intrinsic(prefer_literal=True)
+def rotate_head(
+    typing, source, weight, cos_sin, target, eps, dim, rotated, lanes, bf16, to_bf16, norms
+):
+    """target [dim] = rotation of source [dim], after its RMSNorm if ``norms``."""
+    D, R, n, is_bf16, writes_bf16, has_norm = literals(dim, rotated, lanes, bf16, to_bf16, norms)
+
+    def normed(row: RowAccess, values: list, weight: ir.Value, eps: ir.Value) -> list:
+        v = row.v
+        squares = v.number(0.0)
+        for value in values:
+            squares = v.fma(value, value, squares)
+        factor = inverse_rms(v, squares, D, eps)
+        return [
+            row.round(v.b.fmul(row.read(weight, i * row.bytes), row.round(v.b.fmul(value, factor))))
+            for i, value in enumerate(values)
+        ]
+
+    def turned(v: Lanes, values: list, cos_sin: ir.Value) -> list:
+        b, half = v.b, R // 2 // n
+        low, high, rest = values[:half], values[half : 2 * half], values[2 * half :]
+        cos = [v.load(cos_sin, i * n * 4) for i in range(half)]
+        sin = [v.load(cos_sin, (half + i) * n * 4) for i in range(half)]
+        parts = list(zip(low, high, cos, sin, strict=True))
+        first = [b.fsub(b.fmul(x, c), b.fmul(y, s)) for x, y, c, s in parts]
+        second = [b.fadd(b.fmul(y, c), b.fmul(x, s)) for x, y, c, s in parts]
+        return first + second + rest
+
+    def emit(context, builder, signature, args):
+        source, weight, cos_sin, target, eps = args[:5]
+        row, out = RowAccess(builder, n, is_bf16), RowAccess(builder, n, writes_bf16)
+        values = [row.read(source, i * row.bytes) for i in range(D // n)]
+        if has_norm:
+            values = normed(row, values, weight, eps)
+        for i, value in enumerate(turned(row.v, values, cos_sin)):
+            out.write(value if writes_bf16 else row.round(value), target, i * out.bytes)
+        return context.get_dummy_value()
+
+    kinds = (source, weight, cos_sin, target, eps, dim, rotated, lanes, bf16, to_bf16, norms)
+    return types.void(*kinds), emit
+
+
+def make_rope(shape: RopeShape, lanes: int) -> tuple[Callable[[int], None], str, int]:
+    """The kernel's Python function, its name, and the scratch bytes a thread needs.
+
+    An item is ``grain`` tokens. See :mod:`octavo.ops.cpu.tiles` for the order within pages.
+    """
+    D, R, P = shape.head_dim, shape.rotated, shape.page_size
+    bf16, kv_bf16, norms = shape.bf16, shape.kv_bf16, shape.norms
+    half = R // 2
+    lanes = min(lanes, half & -half, D & -D)
+    element = 2 if bf16 else 4
+    words = D * (2 if kv_bf16 else 4) // 4  # of a K row
+    thread_scratch = 4096
+
+    def rope(block):
+        row = load_int64(block, SCRATCH) + take(block, TICKET) * thread_scratch
+        tokens = load_int64(block, ITEMS)
+        qkv = load_int64(block, FIRST_ARGUMENT)
+        out = load_int64(block, FIRST_ARGUMENT + 1)
+        positions = load_int64(block, FIRST_ARGUMENT + 2)
+        cos_sin = load_int64(block, FIRST_ARGUMENT + 3)
+        pages = load_int64(block, FIRST_ARGUMENT + 4)
+        page_bytes = load_int64(block, FIRST_ARGUMENT + 5)
+        values_at = load_int64(block, FIRST_ARGUMENT + 6)
+        head_bytes = load_int64(block, FIRST_ARGUMENT + 7)
+        page_of = load_int64(block, FIRST_ARGUMENT + 8)
+        offset_of = load_int64(block, FIRST_ARGUMENT + 9)
+        heads = load_int64(block, FIRST_ARGUMENT + 10)
+        kv_heads = load_int64(block, FIRST_ARGUMENT + 11)
+        q_norm = load_int64(block, FIRST_ARGUMENT + 12)
+        k_norm = load_int64(block, FIRST_ARGUMENT + 13)
+        grain = load_int64(block, FIRST_ARGUMENT + 14)
+        eps = load_float64(block, FIRST_ARGUMENT + 15)
+        row_bytes = (heads + 2 * kv_heads) * D * element
+        first = take(block, NEXT) * grain
+        while first < tokens:
+            for t in range(first, min(first + grain, tokens)):
+                angles = cos_sin + load_int64(positions, t) * R * 4
+                source = qkv + t * row_bytes
+                target = out + t * heads * D * element
+                for h in range(heads):
+                    at = h * D * element
+                    rotate_head(
+                        source + at,
+                        q_norm,
+                        angles,
+                        target + at,
+                        eps,
+                        D,
+                        R,
+                        lanes,
+                        bf16,
+                        bf16,
+                        norms,
+                    )
+                offset = load_int64(offset_of, t)
+                page = pages + load_int64(page_of, t) * page_bytes
+                for h in range(kv_heads):
+                    k = source + (heads + h) * D * element
+                    place = page + h * head_bytes
+                    rotate_head(k, k_norm, angles, row, eps, D, R, lanes, bf16, kv_bf16, norms)
+                    for w in range(words):
+                        copy_item(row, w, place, w * P + offset, 32)
+                    v = k + kv_heads * D * element
+                    place += values_at
+                    convert_row(v, row, D, lanes, bf16, kv_bf16)
+                    if kv_bf16:
+                        base = (offset >> 1) * 2 * D + (offset & 1)
+                        for d in range(D):
+                            copy_item(row, d, place, base + 2 * d, 16)
+                    else:
+                        for d in range(D):
+                            copy_item(row, d, place, offset * D + d, 32)
+            first = take(block, NEXT) * grain
+
+    name = f"rope_{D}_{R}_{P}_{lanes}_{int(bf16)}_{int(kv_bf16)}_{int(norms)}"
+    return rope, name, thread_scratch

@@ -1,0 +1,295 @@
+"""The inner loops of attention on one page: scores, softmax, weighted values.
+
+Within a page and KV head, K and V are stored the way dot products read them (*pair order*):
+
+    K bf16 [D/2][page][2]   two neighbouring features of a token lie together
+    V bf16 [page/2][D][2]   the same feature of two neighbouring tokens lies together
+    K fp32 [D][page], V fp32 [page][D]
+
+So a vector holds one feature of many tokens: no score needs a sum across a vector (for rows of
+D features each would), bf16 becomes fp32 by a shift and a mask, and the bf16 dot product
+instruction takes the pairs as they are.
+
+A tile is R query rows of one KV head. Scratch rows: q [R][D], scores [R][stride], sums [R][D].
+All sizes are compile-time integers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from octavo.ops.cpu.simd import F32, I1, I32, I64, Lanes
+
+FP32, BF16, BF16_DOT = 0, 1, 2  # what K and V are; BF16_DOT also keeps q and weights in bf16
+
+_FEATURES_UNROLLED = 8
+
+
+def literals(*kinds: types.Type) -> list[int]:
+    return [kind.literal_value for kind in kinds]
+
+
+@contextmanager
+def loop(builder: ir.IRBuilder, count: ir.Value) -> Iterator[ir.Value]:
+    with cgutils.for_range(builder, count) as counted:
+        yield counted.index
+
+
+@intrinsic(prefer_literal=True)
+def page_scores(typing, q, k, scores, rows, dim, page, stride, lanes, mode):
+    """scores[r, t] = q[r] · k[t] for the tokens t of one page."""
+    R, D, P, S, n, kind = literals(rows, dim, page, stride, lanes, mode)
+    width = 1 if kind == FP32 else 2  # features in a K vector element
+    unrolled = _FEATURES_UNROLLED if D % _FEATURES_UNROLLED == 0 else 2
+    chains = 2 if R <= 4 else 1  # sums a row: enough independent ones to hide latency
+
+    def step(v: Lanes, totals: list, q_at: ir.Value, k_at: ir.Value, column: int) -> None:
+        """Adds ``unrolled`` features to ``totals`` [R][chains]."""
+        for feature in range(0, unrolled, width):
+            offset = (feature // width * P + column) * 4
+            if kind == BF16_DOT:
+                pairs = v.load(k_at, offset, v.i32)
+                for r in range(R):
+                    c = feature // 2 % chains
+                    query = v.splat_at(q_at, (r * D + feature) * 2, I32)
+                    totals[r][c] = v.bf16_dot(totals[r][c], query, pairs)
+                continue
+            parts = (
+                (v.load(k_at, offset),) if kind == FP32 else v.halves(v.load(k_at, offset, v.i32))
+            )
+            for part, keys in enumerate(parts):
+                for r in range(R):
+                    c = (feature + part) % chains
+                    query = v.splat_at(q_at, (r * D + feature + part) * 4)
+                    totals[r][c] = v.fma(query, keys, totals[r][c])
+
+    def emit(context, builder, signature, args):
+        q, k, scores = args[:3]
+        v = Lanes(builder, n)
+        for column in range(0, P, n):
+            slots = [[v.variable(v.number(0.0)) for _ in range(chains)] for _ in range(R)]
+            with loop(builder, I64(D // unrolled)) as block:
+                q_bytes = 2 if kind == BF16_DOT else 4
+                q_at = builder.add(q, builder.mul(block, I64(unrolled * q_bytes)))
+                k_at = builder.add(k, builder.mul(block, I64(unrolled // width * P * 4)))
+                totals = [[builder.load(slot) for slot in row] for row in slots]
+                step(v, totals, q_at, k_at, column)
+                for row, values in zip(slots, totals, strict=True):
+                    for slot, value in zip(row, values, strict=True):
+                        builder.store(value, slot)
+            for r, row in enumerate(slots):
+                total = builder.load(row[0])
+                if chains == 2:
+                    total = builder.fadd(total, builder.load(row[1]))
+                v.store(total, scores, (r * S + column) * 4)
+        return context.get_dummy_value()
+
+    return types.void(q, k, scores, rows, dim, page, stride, lanes, mode), emit
+
+
+@intrinsic(prefer_literal=True)
+def page_values(typing, weights, values, sums, tokens, rows, dim, stride, lanes, registers, mode):
+    """sums[r] += Σ_t weights[r, t] · values[t] over the first ``tokens`` tokens of a page.
+
+    Memory past them is read at most in the same pair, and never reaches a sum: it may be NaN.
+    """
+    R, D, S, n, kind = literals(rows, dim, stride, lanes, mode)
+    chunk = _sum_vectors(R, D // n, registers.literal_value)
+
+    def token_step(v: Lanes, slots: list, weight_at: ir.Value, value_at: ir.Value, both: bool):
+        """One token (fp32) or one pair of tokens; ``both`` false ignores the second."""
+        halves = (0, 1) if kind == BF16 and both else (0,)
+        size, scalar = (4, I32) if kind == BF16_DOT else (4, F32)
+        factors = [
+            [v.splat_at(weight_at, r * S * 4 + half * size, scalar) for half in halves]
+            for r in range(R)
+        ]
+        for i in range(chunk):
+            offset = i * n * 4
+            if kind == BF16_DOT:
+                pairs = v.load(value_at, offset, v.i32)
+                parts = (pairs if both else v.b.and_(pairs, v.bits(0xFFFF)),)
+            elif kind == BF16:
+                parts = v.halves(v.load(value_at, offset, v.i32))
+            else:
+                parts = (v.load(value_at, offset),)
+            for r in range(R):
+                total = v.b.load(slots[r][i])
+                for half in halves:
+                    if kind == BF16_DOT:
+                        total = v.bf16_dot(total, factors[r][half], parts[half])
+                    else:
+                        total = v.fma(factors[r][half], parts[half], total)
+                v.b.store(total, slots[r][i])
+
+    def emit(context, builder, signature, args):
+        weights, values, sums, tokens = args[:4]
+        v = Lanes(builder, n)
+        weight_bytes = 8 if kind == BF16 else 4  # a step: one fp32, two fp32, or a pair of bf16
+        steps = tokens if kind == FP32 else builder.lshr(tokens, I64(1))
+        for first in range(0, D, chunk * n):
+            at = [[(r * D + first + i * n) * 4 for i in range(chunk)] for r in range(R)]
+            slots = [[v.variable(v.load(sums, offset)) for offset in row] for row in at]
+
+            def place(index, first=first):
+                weight_at = builder.add(weights, builder.mul(index, I64(weight_bytes)))
+                value_at = builder.add(values, builder.mul(index, I64(D * 4)))
+                return weight_at, builder.add(value_at, I64(first * 4))
+
+            with loop(builder, steps) as index:
+                token_step(v, slots, *place(index), both=True)
+            if kind != FP32:
+                with builder.if_then(builder.trunc(tokens, I1)):
+                    token_step(v, slots, *place(steps), both=False)
+            for row, offsets in zip(slots, at, strict=True):
+                for slot, offset in zip(row, offsets, strict=True):
+                    v.store(builder.load(slot), sums, offset)
+        return context.get_dummy_value()
+
+    kinds = (weights, values, sums, tokens, rows, dim, stride, lanes, registers, mode)
+    return types.void(*kinds), emit
+
+
+def _sum_vectors(rows: int, vectors: int, registers: int) -> int:
+    """Sum vectors a row to hold at once: a divisor of ``vectors``, in 3/4 of the registers."""
+    return max(
+        count
+        for count in range(1, vectors + 1)
+        if vectors % count == 0 and (count == 1 or rows * count <= registers * 3 // 4)
+    )
+
+
+@intrinsic(prefer_literal=True)
+def softmax_row(typing, scores, tokens, state, scale, lanes, mode):
+    """Turn scores [tokens] (a multiple of lanes) into weights e^(scale·score - maximum), in place.
+
+    ``state`` is (maximum, sum of weights), fp32, updated; returns the factor by which all that
+    was summed before must shrink (Milakov and Gimelshein 2018). With BF16_DOT weights are left
+    as bf16, packed at the row's start.
+    """
+    n, kind = literals(lanes, mode)
+
+    def emit(context, builder, signature, args):
+        scores, tokens, state, scale = args[:4]
+        v = Lanes(builder, n)
+        vectors = builder.udiv(tokens, I64(n))
+        best = v.variable(v.number(-1e30))
+        with loop(builder, vectors) as index:
+            value = v.load(scores, builder.mul(index, I64(4 * n)))
+            builder.store(v.maximum(builder.load(best), value), best)
+        scalar = Lanes(builder, 1)
+        old, old_sum = v.load(state, 0, F32), v.load(state, 4, F32)
+        new = scalar.maximum(builder.fmul(v.largest(builder.load(best)), scale), old)
+        shrink = scalar.exp(builder.fsub(old, new))
+        factor, minus_new = v.splat(scale), v.splat(builder.fneg(new))
+        total = v.variable(v.number(0.0))
+        with loop(builder, vectors) as index:
+            value = v.load(scores, builder.mul(index, I64(4 * n)))
+            weight = v.exp(v.fma(value, factor, minus_new))
+            builder.store(builder.fadd(builder.load(total), weight), total)
+            if kind == BF16_DOT:  # written behind what is still to be read
+                v.store(v.narrow(weight), scores, builder.mul(index, I64(2 * n)))
+            else:
+                v.store(weight, scores, builder.mul(index, I64(4 * n)))
+        total_weight = v.total(builder.load(total))
+        v.store(new, state, 0)
+        v.store(builder.fadd(builder.fmul(old_sum, shrink), total_weight), state, 4)
+        return shrink
+
+    return types.float32(scores, tokens, state, scale, lanes, mode), emit
+
+
+@intrinsic(prefer_literal=True)
+def cap_row(typing, scores, tokens, scale, cap, lanes):
+    """scores = cap · tanh(scale · score / cap), in place; tokens is a multiple of lanes."""
+    (n,) = literals(lanes)
+
+    def emit(context, builder, signature, args):
+        scores, tokens, scale, cap = args[:4]
+        v = Lanes(builder, n)
+        twice = v.splat(builder.fmul(F32(2.0), builder.fdiv(scale, cap)))
+        one, height = v.number(1.0), v.splat(cap)
+        with loop(builder, builder.udiv(tokens, I64(n))) as index:
+            offset = builder.mul(index, I64(4 * n))
+            growth = v.exp(builder.fmul(v.load(scores, offset), twice))
+            # tanh x = 1 - 2 / (e^2x + 1), right at both infinities
+            part = builder.fdiv(v.number(2.0), builder.fadd(growth, one))
+            v.store(builder.fmul(height, builder.fsub(one, part)), scores, offset)
+        return context.get_dummy_value()
+
+    return types.void(scores, tokens, scale, cap, lanes), emit
+
+
+@intrinsic(prefer_literal=True)
+def scale_row(typing, sums, factor, dim, lanes):
+    """sums [dim] *= factor."""
+    D, n = literals(dim, lanes)
+
+    def emit(context, builder, signature, args):
+        v = Lanes(builder, n)
+        factor = v.splat(args[1])
+        for offset in range(0, D * 4, n * 4):
+            v.store(builder.fmul(v.load(args[0], offset), factor), args[0], offset)
+        return context.get_dummy_value()
+
+    return types.void(sums, factor, dim, lanes), emit
+
+
+@intrinsic(prefer_literal=True)
+def convert_row(typing, source, target, dim, lanes, from_bf16, to_bf16):
+    """Copy a row [dim] of bf16 or fp32 as bf16 or fp32."""
+    D, n, reads_bf16, writes_bf16 = literals(dim, lanes, from_bf16, to_bf16)
+
+    def emit(context, builder, signature, args):
+        source, target = args[:2]
+        v = Lanes(builder, n)
+        for first in range(0, D, n):
+            raw = v.load(source, first * (2 if reads_bf16 else 4), v.i16 if reads_bf16 else v.f32)
+            if reads_bf16 and not writes_bf16:
+                raw = v.widen(raw)
+            elif writes_bf16 and not reads_bf16:
+                raw = v.narrow(raw)
+            v.store(raw, target, first * (2 if writes_bf16 else 4))
+        return context.get_dummy_value()
+
+    return types.void(source, target, dim, lanes, from_bf16, to_bf16), emit
+
+
+@intrinsic(prefer_literal=True)
+def write_row(typing, sums, factor, target, dim, lanes, bf16):
+    """target [dim] = factor · sums [dim], as bf16 or fp32."""
+    D, n, is_bf16 = literals(dim, lanes, bf16)
+
+    def emit(context, builder, signature, args):
+        sums, factor, target = args[:3]
+        v = Lanes(builder, n)
+        factor = v.splat(factor)
+        for first in range(0, D, n):
+            value = builder.fmul(v.load(sums, first * 4), factor)
+            value = v.narrow(value) if is_bf16 else value
+            v.store(value, target, first * (2 if is_bf16 else 4))
+        return context.get_dummy_value()
+
+    return types.void(sums, factor, target, dim, lanes, bf16), emit
+
+
+@intrinsic(prefer_literal=True)
+def fill(typing, target, begin, end, value):
+    """target[begin:end] = value, fp32; empty if begin ≥ end."""
+
+    def emit(context, builder, signature, args):
+        target, begin, end, value = args
+        v = Lanes(builder, 1)
+        count = builder.sub(end, begin)
+        count = builder.select(builder.icmp_signed(">", count, I64(0)), count, I64(0))
+        with loop(builder, count) as index:
+            v.store(value, target, builder.mul(builder.add(begin, index), I64(4)))
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64, types.float32), emit

@@ -1,0 +1,51 @@
+"""Compiles or loads every kernel that a model will call, before it says it is ready."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from octavo.core.spec import ModelSpec
+from octavo.ops.api import Ops
+from octavo.ops.cpu.attention import AttentionShape
+from octavo.ops.cpu.backend import CpuOps
+from octavo.ops.cpu.rope import RopeShape
+
+
+def warm_kernels(
+    ops: Ops,
+    spec: ModelSpec,
+    *,
+    dtype: torch.dtype,
+    page_size: int,
+    kv_dtype: torch.dtype | None = None,
+    world_size: int = 1,
+    progress: Callable[[int, int], None] | None = None,
+) -> int:
+    """Make ``ops`` ready for ``spec`` on one of ``world_size`` ranks; returns the kernels made.
+
+    ``progress(done, total)`` is called before the first kernel and after each one. Other backends
+    than CpuOps have nothing to do here.
+    """
+    if not isinstance(ops, CpuOps):
+        return 0
+    bf16 = dtype is torch.bfloat16
+    kv_bf16 = (kv_dtype or dtype) is torch.bfloat16
+    heads, kv_heads = spec.num_heads // world_size, max(1, spec.num_kv_heads // world_size)
+    rope = RopeShape(spec.head_dim, spec.rope.dim, page_size, bf16, kv_bf16, spec.qk_norm)
+    attention = AttentionShape(heads // kv_heads, spec.head_dim, page_size, bf16, kv_bf16)
+    steps: list[Callable[[], object]] = [
+        lambda: ops.norm_kernel(spec.hidden_size, bf16, adds=False),
+        lambda: ops.norm_kernel(spec.hidden_size, bf16, adds=True),
+        lambda: ops.silu_kernel(spec.intermediate_size // world_size, bf16),
+        lambda: ops.rope_kernel(rope),
+        lambda: ops.attention_kernel(attention, decode=True),
+        lambda: ops.attention_kernel(attention, decode=False),
+    ]
+    report = progress or (lambda done, total: None)
+    report(0, len(steps))
+    for done, step in enumerate(steps, start=1):
+        step()
+        report(done, len(steps))
+    return len(steps)

@@ -1,0 +1,75 @@
+"""Chooses the ops backend: once, at start, by name."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+
+from octavo.core.errors import StartupError
+from octavo.ops.api import Ops
+
+log = logging.getLogger(__name__)
+
+BACKENDS = ("auto", "reference", "cpu")
+
+
+def select_ops(
+    device: str,
+    dtype: torch.dtype,
+    *,
+    backend: str = "auto",
+    threads: int | None = None,
+    cpu_isa: str = "auto",
+    cache_dir: Path | None = None,
+) -> Ops:
+    """The operations that a model on ``device`` in ``dtype`` runs on.
+
+    ``auto`` takes compiled kernels where there are some (CPU in fp32 and bf16), else the
+    reference, which is always there. On CPU it also sets torch's thread count: ``threads``, or
+    all that this process may use. ``cache_dir`` keeps compiled kernels (default: the user's cache
+    folder). Raises :class:`StartupError` for a backend, ISA or thread count that cannot be had.
+    """
+    if backend not in BACKENDS:
+        raise StartupError(f"Backend must be one of {', '.join(BACKENDS)}, not {backend!r}.")
+    on_cpu = torch.device(device).type == "cpu"
+    if on_cpu:
+        _set_threads(threads)
+    if backend == "reference" or (backend == "auto" and not (on_cpu and _has_kernels(dtype))):
+        return Ops()
+    if not on_cpu:
+        raise StartupError(f"Backend cpu runs on device cpu, not on {device}.")
+    if not _has_kernels(dtype):
+        raise StartupError(f"Backend cpu knows float32 and bfloat16, not {dtype}.")
+    return _cpu_ops(backend, cpu_isa, cache_dir)
+
+
+def _cpu_ops(backend: str, cpu_isa: str, cache_dir: Path | None) -> Ops:
+    from octavo.ops.cpu.isa import detect_isa  # numba: half a second that others need not pay
+
+    isa = detect_isa(cpu_isa)
+    try:
+        from octavo.ops.cpu.backend import CpuOps
+        from octavo.ops.cpu.jit import default_cache_dir
+    except ImportError as error:
+        if backend == "cpu":
+            raise StartupError(f"Backend cpu needs numba: {error}.") from error
+        log.warning("Slow reference operations are used: numba is missing (%s).", error)
+        return Ops()
+    return CpuOps(
+        isa=isa, threads=torch.get_num_threads(), cache_dir=cache_dir or default_cache_dir()
+    )
+
+
+def _has_kernels(dtype: torch.dtype) -> bool:
+    return dtype in (torch.float32, torch.bfloat16)
+
+
+def _set_threads(threads: int | None) -> None:
+    from octavo.ops.cpu.isa import available_threads
+
+    limit = available_threads()
+    if threads is not None and threads < 1:
+        raise StartupError(f"CPU threads must be at least 1, not {threads}.")
+    torch.set_num_threads(min(threads or limit, limit))
