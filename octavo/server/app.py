@@ -50,8 +50,8 @@ def build_app(service: Service, settings: ServerSettings, gate: Gate | None = No
         swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,  # a redirect would answer before the key is checked
     )
-    for routes in ROUTES:
-        app.include_router(routes(context))
+    for add_routes in ROUTES:
+        add_routes(app, context)
     openapi.install(app, with_keys=bool(settings.api_keys))
     _add_error_handlers(app)
     _wrap(app, context)

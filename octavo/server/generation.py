@@ -8,11 +8,13 @@ import uuid
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
+from itertools import chain
 from typing import TypeAlias, cast
 
 from octavo.core.errors import EngineUnavailable, InvalidRequest, ModelNotFound
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams, integer
+from octavo.core.validation import check_sequences
 from octavo.server.context import Context
 from octavo.server.limits import REQUEST_ID
 from octavo.server.metrics import Metrics
@@ -58,15 +60,9 @@ def serving_name(model: str | None, context: Context) -> str:
 
 def check_counts(body: SamplingFields, num_prompts: int, context: Context) -> None:
     """Bounds that hold before anything is tokenized."""
-    limits = context.service.limits
-    n = body.n if body.n is not None else 1
-    integer("n", n, 1, limits.max_n)
-    if num_prompts * n > limits.max_sequences:
-        raise InvalidRequest(
-            f"A request may ask for at most {limits.max_sequences} sequences (prompts times n), "
-            f"not {num_prompts} times {n}.",
-            param="n" if n > 1 else "prompt",
-        )
+    n = 1 if body.n is None else body.n
+    integer("n", n, 1, None)
+    check_sequences(num_prompts, n, context.service.limits)
 
 
 def truncated(ids: list[int], body: SamplingFields, room: int) -> list[int]:
@@ -87,10 +83,11 @@ class Generation:
         params: SamplingParams,
         body: SamplingFields,
     ) -> None:
-        """Validates all prompts before any of them is sent."""
+        """Validates everything, so that nothing is refused once a stream has begun."""
         self.prompts = prompts
         self.params = params
         self._service = context.service
+        self._service.text.open_stream(params)  # refuses stop strings that it could not watch for
         work_id = uuid.uuid4().hex  # the caller's id may repeat, this one does not
         self._requests: list[Request] = []
         for i, ids in enumerate(prompts):
@@ -141,10 +138,10 @@ class Generation:
 
     async def collect(self) -> list[Chunk]:
         """One chunk per choice, everything joined."""
-        whole = [Chunk() for _ in self._requests]
+        parts: list[list[Chunk]] = [[] for _ in self._requests]
         async for index, chunk in self.chunks():
-            whole[index].extend(chunk)
-        return whole
+            parts[index].append(chunk)
+        return [_joined(chunks) for chunks in parts]
 
     def usage(self, *, output: bool = True) -> Usage:
         """Token counts so far: each prompt once, all choices' tokens (none if not ``output``)."""
@@ -160,6 +157,18 @@ class Generation:
         if chunk.ids and not self._counts[index] - len(chunk.ids) and index % self.params.n == 0:
             self._meter.prompt(len(self.prompt_of(index)))
         self._meter.chunk(index, len(chunk.ids), chunk.finish)
+
+
+def _joined(chunks: list[Chunk]) -> Chunk:
+    last = chunks[-1]
+    return Chunk(
+        text="".join(chunk.text for chunk in chunks),
+        ids=list(chain.from_iterable(chunk.ids for chunk in chunks)),
+        logprobs=list(chain.from_iterable(chunk.logprobs for chunk in chunks)),
+        prompt_logprobs=list(chain.from_iterable(chunk.prompt_logprobs for chunk in chunks)),
+        finish=last.finish,
+        stop_reason=last.stop_reason,
+    )
 
 
 class Meter:

@@ -37,11 +37,12 @@ Errors of every route have one shape: `{{"error": {{"message", "type", "param", 
 
 Ignored, because OpenAI's clients send them: {", ".join(f"`{name}`" for name in sorted(IGNORED))}.
 
-Known but not supported, and refused by name: {", ".join(f"`{n}`" for n in sorted(UNSUPPORTED))}.
+Refused by name where a route lacks them: {", ".join(f"`{n}`" for n in sorted(UNSUPPORTED))}.
 """
 
 
 def describe(
+    tag: str,
     request: type[msgspec.Struct] | None,
     response: type[msgspec.Struct],
     example: dict[str, Any] | None = None,
@@ -54,13 +55,14 @@ def describe(
     if stream is not None:
         content["text/event-stream"] = {"schema": _ref(stream)}
     operation: dict[str, Any] = {
+        "tags": [tag],
         "responses": {
             "200": {"description": "OK", "content": content},
             "default": {
                 "description": "An error",
                 "content": {"application/json": {"schema": _ref(answers.ErrorBody)}},
             },
-        }
+        },
     }
     if request is not None:
         operation["requestBody"] = {

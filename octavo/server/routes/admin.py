@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from starlette.responses import Response
 
 from octavo.core.errors import OctavoError
@@ -18,9 +18,8 @@ from octavo.server.schemas.answers import Anything, Status, Version
 STATS_TIMEOUT_S = 2.0
 
 
-def probe_routes(context: Context) -> APIRouter:
+def probe_routes(app: FastAPI, context: Context) -> None:
     """The public routes: they say whether, never what."""
-    router = APIRouter(tags=["Probes"])
 
     def status(ok: bool) -> Response:
         health = context.service.health()
@@ -30,61 +29,62 @@ def probe_routes(context: Context) -> APIRouter:
             body.detail = health.detail
         return answer(body, 200 if ok else 503)
 
-    @router.get("/live", summary="Is the process up?", openapi_extra=describe(None, Status))
+    @app.get("/live", summary="Is the process up?", openapi_extra=describe("Probes", None, Status))
     async def live() -> Response:
         """200 as long as this process answers, whatever the engine does."""
         return status(True)
 
-    @router.get("/health", summary="Does an engine serve?", openapi_extra=describe(None, Status))
-    @router.get("/ping", summary="The same as /health", openapi_extra=describe(None, Status))
+    @app.get(
+        "/health", summary="Does an engine serve?", openapi_extra=describe("Probes", None, Status)
+    )
+    @app.get("/ping", summary="The same as /health", openapi_extra=describe("Probes", None, Status))
     async def health() -> Response:
         """503 while no engine serves."""
         return status(context.service.health().serving)
 
-    @router.get(
-        "/ready", summary="Should traffic be sent here?", openapi_extra=describe(None, Status)
+    @app.get(
+        "/ready",
+        summary="Should traffic be sent here?",
+        openapi_extra=describe("Probes", None, Status),
     )
     async def ready() -> Response:
         """503 until warm, and while draining."""
         now = context.service.health()
         return status(now.serving and now.state == "ready" and not context.gate.draining)
 
-    @router.get("/version", summary="Octavo's version", openapi_extra=describe(None, Version))
+    @app.get(
+        "/version", summary="Octavo's version", openapi_extra=describe("Probes", None, Version)
+    )
     async def version() -> Response:
         return answer(Version(context.settings.version))
 
-    return router
 
+def admin_routes(app: FastAPI, context: Context) -> None:
 
-def admin_routes(context: Context) -> APIRouter:
-    router = APIRouter(tags=["Operate"])
-
-    @router.get("/metrics", summary="Prometheus metrics")
+    @app.get("/metrics", summary="Prometheus metrics", tags=["Operate"])
     async def metrics() -> Response:
         """Text exposition format. Each number has two names, ``octavo:…`` and ``vllm:…``."""
         info = getattr(context.service, "info", None)  # absent until an engine was ready
         text = context.metrics.scrape(await _stats(context), info)
         return Response(text, media_type=CONTENT_TYPE)
 
-    @router.get(
+    @app.get(
         "/debug/audit",
         summary="Check that no page and no slot is lost",
-        openapi_extra=describe(None, Anything),
+        openapi_extra=describe("Operate", None, Anything),
     )
     async def audit() -> Response:
         context.gate.check(context.service.health())
         return answer(Anything(await context.service.control("audit")))
 
-    @router.post(
+    @app.post(
         "/reset_prefix_cache",
         summary="Forget all cached prefixes",
-        openapi_extra=describe(None, Anything),
+        openapi_extra=describe("Operate", None, Anything),
     )
     async def reset_prefix_cache() -> Response:
         context.gate.check(context.service.health())
         return answer(Anything(await context.service.control("reset_prefix_cache")))
-
-    return router
 
 
 async def _stats(context: Context) -> dict[str, Any] | None:

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import FastAPI
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -38,13 +38,12 @@ EXAMPLE = {
 }
 
 
-def chat_routes(context: Context) -> APIRouter:
-    router = APIRouter(tags=["Generate"])
+def chat_routes(app: FastAPI, context: Context) -> None:
 
-    @router.post(
+    @app.post(
         "/v1/chat/completions",
         summary="Answer a conversation",
-        openapi_extra=describe(ChatRequest, ChatCompletion, EXAMPLE, stream=ChatChunk),
+        openapi_extra=describe("Generate", ChatRequest, ChatCompletion, EXAMPLE, stream=ChatChunk),
     )
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat schema with vLLM's sampling parameters beside it."""
@@ -56,8 +55,6 @@ def chat_routes(context: Context) -> APIRouter:
         if body.stream:
             return EventStream(writer.events(), context.gate, context.settings.keep_alive_s)
         return answer(await context.gate.run(writer.whole(), request.receive))
-
-    return router
 
 
 async def _generation(body: ChatRequest, context: Context) -> Generation:

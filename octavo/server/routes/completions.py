@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
 import msgspec
-from fastapi import APIRouter
+from fastapi import FastAPI
 from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
@@ -46,13 +46,14 @@ from octavo.text.stream import Chunk
 EXAMPLE = {"prompt": "The capital of France is", "max_tokens": 8, "temperature": 0}
 
 
-def completion_routes(context: Context) -> APIRouter:
-    router = APIRouter(tags=["Generate"])
+def completion_routes(app: FastAPI, context: Context) -> None:
 
-    @router.post(
+    @app.post(
         "/v1/completions",
         summary="Continue a text",
-        openapi_extra=describe(CompletionRequest, Completion, EXAMPLE, stream=Completion),
+        openapi_extra=describe(
+            "Generate", CompletionRequest, Completion, EXAMPLE, stream=Completion
+        ),
     )
     async def completions(request: Request) -> Response:
         """OpenAI's completions schema with vLLM's sampling parameters beside it."""
@@ -64,10 +65,10 @@ def completion_routes(context: Context) -> APIRouter:
             return EventStream(writer.events(), context.gate, context.settings.keep_alive_s)
         return answer(await context.gate.run(writer.whole(), request.receive))
 
-    @router.post(
+    @app.post(
         "/generate",
         summary="Continue a text, bare",
-        openapi_extra=describe(GenerateRequest, GenerateAnswer, EXAMPLE),
+        openapi_extra=describe("Generate", GenerateRequest, GenerateAnswer, EXAMPLE),
     )
     async def generate(request: Request) -> Response:
         """The route of vLLM's first demonstration server: each text repeats the prompt."""
@@ -87,8 +88,6 @@ def completion_routes(context: Context) -> APIRouter:
         generation = Generation(context, [_fitted(ids, body, params, context)], params, body)
         chunks = await context.gate.run(generation.collect(), request.receive)
         return answer(GenerateAnswer([body.prompt + chunk.text for chunk in chunks]))
-
-    return router
 
 
 async def _writer(body: CompletionRequest, tag: Label, context: Context) -> CompletionWriter:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import time
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
 from octavo.server.context import Context
+from octavo.server.errors import RouteNotFound
 from octavo.server.generation import serving_name
 from octavo.server.openapi import describe
 from octavo.server.routes.body import answer
 from octavo.server.schemas.answers import ModelCard, ModelList
 
 
-def model_routes(context: Context) -> APIRouter:
-    router = APIRouter(tags=["Models"])
+def model_routes(app: FastAPI, context: Context) -> None:
     created = int(time.time())
 
     def card(name: str) -> ModelCard:
@@ -24,19 +24,22 @@ def model_routes(context: Context) -> APIRouter:
         names = context.settings.model_names
         return ModelCard(name, created, context.service.limits.max_model_len, root=names[0])
 
-    @router.get(
-        "/v1/models", summary="List the served models", openapi_extra=describe(None, ModelList)
+    @app.get(
+        "/v1/models",
+        summary="List the served models",
+        openapi_extra=describe("Models", None, ModelList),
     )
     async def models() -> Response:
         """Every name that ``model`` may have in a request."""
         return answer(ModelList([card(name) for name in context.settings.model_names]))
 
-    @router.get(
+    @app.get(
         "/v1/models/{model:path}",
         summary="One served model",
-        openapi_extra=describe(None, ModelCard, path_parameters=("model",)),
+        openapi_extra=describe("Models", None, ModelCard, path_parameters=("model",)),
     )
     async def model(request: Request) -> Response:
-        return answer(card(serving_name(request.path_params["model"], context)))
-
-    return router
+        name = request.path_params["model"]
+        if not name:
+            raise RouteNotFound(f"There is no route GET {request.url.path}.")
+        return answer(card(serving_name(name, context)))

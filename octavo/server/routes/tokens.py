@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -17,14 +17,15 @@ from octavo.server.schemas.chat import check_messages
 from octavo.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
 
-def token_routes(context: Context) -> APIRouter:
-    router = APIRouter(tags=["Tokens"])
+def token_routes(app: FastAPI, context: Context) -> None:
     service = context.service
 
-    @router.post(
+    @app.post(
         "/tokenize",
         summary="Text or a chat as token ids",
-        openapi_extra=describe(TokenizeRequest, TokenizeAnswer, {"prompt": "Hello, world"}),
+        openapi_extra=describe(
+            "Tokens", TokenizeRequest, TokenizeAnswer, {"prompt": "Hello, world"}
+        ),
     )
     async def tokenize(request: Request) -> Response:
         """The ids that the same prompt or messages would have in a generating request."""
@@ -37,10 +38,12 @@ def token_routes(context: Context) -> APIRouter:
             strings = [service.text.tokenizer.token_text(i) for i in ids]
         return answer(TokenizeAnswer(len(ids), service.limits.max_model_len, ids, strings))
 
-    @router.post(
+    @app.post(
         "/detokenize",
         summary="Token ids as text",
-        openapi_extra=describe(DetokenizeRequest, DetokenizeAnswer, {"tokens": [1, 2, 3]}),
+        openapi_extra=describe(
+            "Tokens", DetokenizeRequest, DetokenizeAnswer, {"tokens": [1, 2, 3]}
+        ),
     )
     async def detokenize(request: Request) -> Response:
         context.gate.check(service.health())
@@ -51,8 +54,6 @@ def token_routes(context: Context) -> APIRouter:
         return answer(
             DetokenizeAnswer(service.text.tokenizer.decode(body.tokens, skip_special=False))
         )
-
-    return router
 
 
 async def _ids(body: TokenizeRequest, context: Context) -> list[int]:

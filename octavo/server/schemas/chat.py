@@ -29,7 +29,7 @@ MESSAGE_FIELDS = frozenset(
         "tool_calls",
     }
 )
-TEXT_PARTS = ("text", "refusal")
+MAY_BE_EMPTY = ("assistant", "function")  # a turn may be tool calls only
 
 _MESSAGE_SCHEMA = {
     "items": {
@@ -114,6 +114,7 @@ def chat_max_tokens(body: ChatRequest) -> int | None:
 
 
 def check_messages(messages: list[dict[str, Any]]) -> None:
+    """Roles and fields; what content and tool calls may hold is the template's side to check."""
     if not messages:
         raise InvalidRequest("messages must hold at least one message.", param="messages")
     for i, message in enumerate(messages):
@@ -129,44 +130,7 @@ def check_messages(messages: list[dict[str, Any]]) -> None:
                 raise InvalidRequest(
                     f"{at} has an unknown field {shown(name)}.", param=f"{at}.{name}"[:80]
                 )
-        _check_content(message.get("content"), at, required=role not in ("assistant", "function"))
-        _check_tool_calls(message.get("tool_calls"), at)
-
-
-def _check_content(content: Any, at: str, *, required: bool) -> None:
-    at = f"{at}.content"
-    if isinstance(content, list):
-        for i, part in enumerate(content):
-            _check_part(part, f"{at}[{i}]")
-    elif content is None:
-        if required:
-            raise InvalidRequest(f"{at} is required for this role.", param=at)
-    elif not isinstance(content, str):
-        raise InvalidRequest(
-            f"{at} must be a string or a list of parts, not {shown(content)}.", param=at
-        )
-
-
-def _check_part(part: Any, at: str) -> None:
-    kind = part.get("type") if isinstance(part, dict) else None
-    if kind not in TEXT_PARTS:
-        given = f"type {shown(kind)}" if isinstance(kind, str) else shown(part)
-        raise InvalidRequest(
-            f"{at} must be a text part: the served model takes text only, not {given}.", param=at
-        )
-    if not isinstance(part.get(kind), str):
-        raise InvalidRequest(f"{at}.{kind} must be a string.", param=f"{at}.{kind}")
-
-
-def _check_tool_calls(calls: Any, at: str) -> None:
-    at = f"{at}.tool_calls"
-    if calls is None:
-        return
-    if not isinstance(calls, list):
-        raise InvalidRequest(f"{at} must be a list, not {shown(calls)}.", param=at)
-    for i, call in enumerate(calls):
-        function = call.get("function") if isinstance(call, dict) else None
-        if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        if message.get("content") is None and role not in MAY_BE_EMPTY:
             raise InvalidRequest(
-                f"{at}[{i}] must have function.name, not {shown(call)}.", param=f"{at}[{i}]"
+                f"{at}.content is required for the role {role}.", param=f"{at}.content"
             )

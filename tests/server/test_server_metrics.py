@@ -1,0 +1,127 @@
+"""/metrics: names, agreement with usage, and that it never harms a request."""
+
+from __future__ import annotations
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from octavo.server.metrics import ITL_BUCKETS, LATENCY_BUCKETS, TTFT_BUCKETS, Histogram
+from tests.fakes.bytetok import byte_ids
+from tests.fakes.engine import Script
+from tests.server.conftest import chat, prompt
+
+pytestmark = pytest.mark.anyio
+CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+
+
+async def scrape(served) -> dict[str, float]:
+    """Sample name (with finished_reason, or bucket bound) to value."""
+    reply = await served.client.get("/metrics")
+    assert reply.status == 200
+    assert reply.headers["content-type"].startswith("text/plain")
+    samples = {}
+    for family in text_string_to_metric_families(reply.body.decode()):
+        for sample in family.samples:
+            extra = {k: v for k, v in sample.labels.items() if k in ("finished_reason", "le")}
+            samples["|".join([sample.name, *extra.values()])] = sample.value
+    return samples
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
+        *("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total"),
+        *("prompt_tokens_total", "generation_tokens_total", "request_success_total|stop"),
+        *("time_to_first_token_seconds_count", "inter_token_latency_seconds_sum"),
+        *("e2e_request_latency_seconds_bucket|+Inf", "cache_config_info"),
+    ],
+)
+async def test_names(serve, name):
+    served = await serve()
+    samples = await scrape(served)
+    assert samples[f"vllm:{name}"] == samples[f"octavo:{name}"]
+
+
+async def test_counters_equal_the_sum_of_usage(serve):
+    served = await serve(Script(byte_ids("hello")))
+    bodies = [
+        (CHAT, chat()),
+        (CHAT, chat(n=3)),
+        (COMPLETIONS, prompt(["ab", "c"], n=2, max_tokens=2)),
+        (COMPLETIONS, prompt(stop="l")),
+    ]
+    usages = [(await served.client.post(path, body)).json()["usage"] for path, body in bodies]
+    samples = await scrape(served)
+    assert samples["vllm:prompt_tokens_total"] == sum(u["prompt_tokens"] for u in usages)
+    assert samples["vllm:generation_tokens_total"] == sum(u["completion_tokens"] for u in usages)
+    assert samples["vllm:request_success_total|stop"] == 5
+    assert samples["vllm:request_success_total|length"] == 4
+    assert samples["vllm:time_to_first_token_seconds_count"] == 9
+    assert samples["vllm:e2e_request_latency_seconds_count"] == 9
+    assert (
+        samples["vllm:inter_token_latency_seconds_count"]
+        == sum(u["completion_tokens"] for u in usages) - 9
+    )
+
+
+async def test_aborts_and_errors_are_counted(serve):
+    served = await serve(Script(fault_at=2))
+    await served.client.post(CHAT, chat())
+    stalled = await serve(Script(stall_at=2))
+    exchange = await stalled.client.open("POST", CHAT, chat(stream=True))
+    await exchange.body_part()
+    await exchange.hang_up()
+    assert (await scrape(served))["vllm:request_success_total|error"] == 1
+    assert (await scrape(stalled))["vllm:request_success_total|abort"] == 1
+
+
+async def test_engine_numbers(serve):
+    served = await serve()
+    samples = await scrape(served)
+    assert samples["vllm:kv_cache_usage_perc"] == 4 / 256
+    assert samples["octavo:engine_up"] == 1
+    served.engine.stats["waiting"] = 7
+    assert (await scrape(served))["vllm:num_requests_waiting"] == 7
+
+
+async def test_counters_do_not_fall_when_a_new_engine_starts_from_zero(serve):
+    served = await serve()
+    seen = []
+    for value in (5, 9, 1, 2, 0, 3):
+        served.engine.stats["preemptions"] = value
+        seen.append((await scrape(served))["vllm:num_preemptions_total"])
+    assert seen == [5, 9, 10, 11, 11, 14]
+
+
+async def test_a_scrape_works_without_an_engine(serve):
+    served = await serve(ready=False)
+    samples = await scrape(served)
+    assert samples["octavo:engine_up"] == 0
+    assert samples["vllm:prompt_tokens_total"] == 0
+
+
+async def test_broken_metrics_do_not_reach_a_request(serve, monkeypatch, caplog):
+    served = await serve()
+
+    def broken(self, value):
+        raise ValueError("Counters can only be incremented by non-negative amounts")
+
+    monkeypatch.setattr(Histogram, "observe", broken)
+    reply = await served.client.post(CHAT, chat(max_tokens=3))
+    assert reply.status == 200
+    assert len(await served.client.stream(CHAT, chat(max_tokens=3))) == 5
+    assert "Metrics failed" in caplog.text
+
+
+def test_histogram():
+    histogram = Histogram("x", "", (1, 2))
+    for value in (0.5, 1, 1.5, 3):
+        histogram.observe(value)
+    assert histogram.cumulative() == [("1.0", 2.0), ("2.0", 3.0), ("+Inf", 4.0)]
+    assert histogram.sum == 6
+
+
+@pytest.mark.parametrize("bounds", [TTFT_BUCKETS, ITL_BUCKETS, LATENCY_BUCKETS])
+def test_bounds_ascend(bounds):
+    assert list(bounds) == sorted(set(bounds))
