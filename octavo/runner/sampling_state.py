@@ -1,0 +1,175 @@
+"""What the sampler remembers of each slot. A slot that uses no feature has no entry for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.core.request import Sampling
+from octavo.ops.sampling.reference import PROMPT_FLAG, DrawParams, PenaltyParams
+
+BAN = -100.0  # a bias that means "never"
+
+
+class DrawState:
+    """Parameters of the draw: one number a slot each, gathered once a step."""
+
+    def __init__(self, max_num_seqs: int, device: torch.device) -> None:
+        self._device = device
+        self._temperature = np.zeros(max_num_seqs, np.float64)
+        self._top_k = np.zeros(max_num_seqs, np.int64)
+        self._top_p = np.ones(max_num_seqs, np.float64)
+        self._min_p = np.zeros(max_num_seqs, np.float64)
+        self._seed = np.zeros(max_num_seqs, np.uint64)
+
+    def join(self, slot: int, sampling: Sampling) -> None:
+        self._temperature[slot] = sampling.temperature
+        self._top_k[slot] = max(sampling.top_k, 0)
+        self._top_p[slot] = sampling.top_p
+        self._min_p[slot] = sampling.min_p
+        self._seed[slot] = sampling.seed % 2**64
+
+    def gather(self, slots: NDArray[np.int64], indices: Sequence[int]) -> DrawParams:
+        temperature = self._temperature[slots]
+        return DrawParams(
+            temperature=self._put(temperature),
+            top_k=self._put(self._top_k[slots]),
+            top_p=self._put(self._top_p[slots]),
+            min_p=self._put(self._min_p[slots]),
+            seed=self._put(self._seed[slots].view(np.int64)),
+            index=self._put(np.array(indices, np.int64)),
+            all_greedy=not temperature.any(),
+        )
+
+    def _put(self, array: NDArray) -> Tensor:
+        return torch.from_numpy(array).to(self._device)
+
+
+class SlotEdits:
+    """Masks and biases of one request: which of its logits to change before anything else."""
+
+    def __init__(self, tokens: Sequence[int], sampling: Sampling, vocab_size: int) -> None:
+        def inside(ids: Sequence[int]) -> list[int]:
+            """Without ids that the model cannot produce anyway."""
+            return sorted({i for i in ids if 0 <= i < vocab_size})
+
+        bias = {i: sampling.logit_bias[i] for i in inside(tuple(sampling.logit_bias))}
+        self.allowed = None if sampling.allowed_ids is None else inside(sampling.allowed_ids)
+        self.bias_ids = [i for i, value in bias.items() if value > BAN]
+        self.bias_values = [bias[i] for i in self.bias_ids]
+        self._banned = [i for i, value in bias.items() if value <= BAN]
+        self._banned += inside([word[0] for word in sampling.bad_words if len(word) == 1])
+        self._words = [
+            (word[:-1], word[-1])
+            for word in sampling.bad_words
+            if len(word) > 1 and word[-1] < vocab_size
+        ]
+        self._min_tokens = sampling.min_tokens
+        self._min_tokens_ids = inside(sampling.min_tokens_ids)
+        self._keep = max((len(prefix) for prefix, _ in self._words), default=0)
+        self._tail = tuple(tokens[-self._keep :]) if self._keep else ()
+
+    @property
+    def is_neutral(self) -> bool:
+        """Nothing will ever be changed."""
+        return (
+            self.allowed is None
+            and not self.bias_ids
+            and not self._banned
+            and not self._words
+            and not (self._min_tokens and self._min_tokens_ids)
+        )
+
+    def banned(self, index: int) -> list[int]:
+        """Ids that may not be output number ``index`` (0-based)."""
+        found = list(self._banned)
+        if index < self._min_tokens:
+            found += self._min_tokens_ids
+        found += [last for prefix, last in self._words if self._tail[-len(prefix) :] == prefix]
+        return found
+
+    @property
+    def needs_ids(self) -> bool:
+        """Whether :meth:`accept` must be told of new ids."""
+        return self._keep > 0
+
+    def accept(self, token: int) -> None:
+        self._tail = (*self._tail, token)[-self._keep :]
+
+
+class Penalties:
+    """How often each id was seen, for the slots that use penalties: a row of counts each.
+
+    Rows are made when first needed and reused; ``counts`` int32 [rows, vocab] on the device.
+    """
+
+    def __init__(self, max_num_seqs: int, vocab_size: int, device: torch.device) -> None:
+        self._max_rows = max_num_seqs
+        self.counts = torch.zeros(0, vocab_size, dtype=torch.int32, device=device)
+        self._free: list[int] = []
+        self._row_of: dict[int, int] = {}
+        self._values = np.zeros((3, max_num_seqs), np.float32)  # repetition, frequency, presence
+
+    def join(self, slot: int, tokens: list[int], prompt_len: int, sampling: Sampling) -> None:
+        values = (
+            sampling.repetition_penalty,
+            sampling.frequency_penalty,
+            sampling.presence_penalty,
+        )
+        if values == (1.0, 0.0, 0.0):
+            return
+        self._values[:, slot] = values
+        row = self._row_of[slot] = self._take_row()
+        size = self.counts.shape[1]
+        known = np.array(tokens, np.int64)
+        counts = np.bincount(known[prompt_len:], minlength=size)[:size].astype(np.int32)
+        prompt = np.unique(known[:prompt_len])
+        counts[prompt[prompt < size]] |= PROMPT_FLAG
+        self.counts[row] = torch.from_numpy(counts).to(self.counts.device)
+
+    def leave(self, slot: int) -> None:
+        row = self._row_of.pop(slot, None)
+        if row is not None:
+            self._free.append(row)
+
+    def rows(self, slots: Sequence[int]) -> list[int]:
+        """Which entries of ``slots`` are penalised."""
+        if not self._row_of:
+            return []
+        return [row for row, slot in enumerate(slots) if slot in self._row_of]
+
+    def gather(self, slots: NDArray[np.int64], rows: list[int]) -> PenaltyParams:
+        chosen = slots[rows]
+        repetition, frequency, presence = self._values[:, chosen]
+        return PenaltyParams(
+            rows=self._put(np.array(rows, np.int64)),
+            count_rows=self._count_rows(chosen.tolist()),
+            repetition=self._put(repetition),
+            frequency=self._put(frequency),
+            presence=self._put(presence),
+        )
+
+    def accept(self, slots: list[int], ids: Tensor) -> None:
+        """Count new ids int64 [M], one for each of M penalised slots."""
+        rows = self._count_rows(slots)
+        one = torch.ones((), dtype=torch.int32, device=ids.device)
+        self.counts.index_put_((rows, ids), one, accumulate=True)
+
+    def _count_rows(self, slots: list[int]) -> Tensor:
+        return self._put(np.array([self._row_of[slot] for slot in slots], np.int64))
+
+    def _take_row(self) -> int:
+        if not self._free:
+            rows, size = self.counts.shape
+            grown = min(max(4, 2 * rows), self._max_rows)
+            more = self.counts.new_zeros(grown - rows, size)
+            self.counts = torch.cat([self.counts, more])
+            self._free = list(range(rows, grown))
+        return self._free.pop()
+
+    def _put(self, array: NDArray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(array)).to(self.counts.device)
