@@ -124,7 +124,7 @@ class Options:
         None, json_object(), "Model", "Sampling defaults that replace those of generation_config"
     )
     seed: int = option(
-        0, count(0, 2**64 - 1), "Model", "Seed of random weights and of requests without a seed"
+        0, count(0, 2**64 - 1), "Model", "Seed of random weights (--load-format dummy)"
     )
 
     # Device and memory

@@ -25,7 +25,6 @@ from octavo.core.pages import CacheLayout
 from octavo.core.spec import ModelSpec
 
 GIB = 2**30
-EMBEDDED_MODEL = "SmolLM2-135M-Instruct"
 
 CPU_KV_BYTES = 4 * GIB  # more is seldom needed on a CPU, and memory belongs to others too
 CPU_KV_SHARE = 0.4  # of what is available after the weights
@@ -76,7 +75,6 @@ class _Resolver:
         self._sources = dict(options.sources)
 
     def config(self) -> Config:
-        self._names()
         self._device()
         self._dtype()
         layout = cache_layout(self._spec, self._values["dtype"], self._options.block_size)
@@ -88,11 +86,6 @@ class _Resolver:
     def _set(self, name: str, value: Any, reason: str) -> None:
         self._values[name] = value
         self._sources[name] = f"derived: {reason}"
-
-    def _names(self) -> None:
-        if not self._options.served_model_name:
-            name = self._options.model or EMBEDDED_MODEL
-            self._set("served_model_name", (name,), "the model as it was given")
 
     def _device(self) -> None:
         facts = self._facts
