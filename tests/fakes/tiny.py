@@ -175,6 +175,7 @@ def make_tiny_gguf(
     arch = "llama" if family == "mistral" else family
     writer = gguf.GGUFWriter(str(path), arch)
     writer.add_block_count(values["num_hidden_layers"])
+    writer.add_vocab_size(values["vocab_size"])
     writer.add_context_length(values["max_position_embeddings"])
     writer.add_embedding_length(values["hidden_size"])
     writer.add_feed_forward_length(values["intermediate_size"])

@@ -74,5 +74,5 @@ def test_unknown_load_format(tmp_path: Path) -> None:
     make_tiny(tmp_path)
     with pytest.raises(StartupError, match="dummy:normal, not 'bitsandbytes'"):
         open_checkpoint(tmp_path, "bitsandbytes")
-    with pytest.raises(StartupError, match="load_format is gguf, but .* is safetensors"):
+    with pytest.raises(StartupError, match=r"load_format is gguf, but .* is safetensors"):
         open_checkpoint(tmp_path, "gguf")

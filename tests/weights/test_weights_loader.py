@@ -38,7 +38,9 @@ def decoder(folder: Path, **overrides: Any) -> Decoder:
 
 def refusal(folder: Path, **overrides: Any) -> str:
     with pytest.raises(StartupError) as caught:
-        open_checkpoint(folder, overrides=overrides).load(decoder(folder, **overrides).weight_slots())
+        open_checkpoint(folder, overrides=overrides).load(
+            decoder(folder, **overrides).weight_slots()
+        )
     return str(caught.value)
 
 
