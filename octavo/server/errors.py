@@ -54,7 +54,7 @@ def error_response(error: OctavoError) -> Response:
         response.headers["www-authenticate"] = "Bearer"
     if isinstance(error, Overloaded | EngineUnavailable):
         response.headers["retry-after"] = RETRY_AFTER_SECONDS.decode()
-    if error.status in (408, 413):  # the rest of the body is not worth reading
+    if isinstance(error, BodyTimeout):  # what may still come belongs to the refused request
         response.headers["connection"] = "close"
     return response
 

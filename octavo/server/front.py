@@ -39,7 +39,7 @@ class Protocol(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._count(len(name) + len(value))
+        self._count(len(name) + len(value) + len(": \r\n"))
         super().on_header(name, value)
 
     def send_400_response(self, msg: str) -> None:

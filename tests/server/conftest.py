@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,9 @@ from octavo.engine.service import Service
 from octavo.server.app import build_app
 from octavo.server.gate import Gate
 from octavo.server.settings import ServerSettings
-from octavo.text.chat import load_chat_template
+from octavo.text.chat import ChatTemplate, load_chat_template
 from octavo.text.front import TextFront
-from octavo.text.tokenizer import load_tokenizer
+from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from tests.fakes.asgi import Client
 from tests.fakes.bytetok import BYTE_OFFSET, EOS_ID, byte_ids, write_byte_tokenizer
 from tests.fakes.engine import FakeEngine, Script
@@ -40,6 +41,11 @@ class Served:
     @property
     def requests(self) -> list[Request]:
         return list(self.engine.submitted.values())
+
+
+@cache
+def load_text(folder: Path) -> tuple[Tokenizer, ChatTemplate | None]:
+    return load_tokenizer(folder), load_chat_template(folder)
 
 
 @pytest.fixture
@@ -64,10 +70,8 @@ def serve(byte_folder: Path) -> Callable[..., Any]:
         ready: bool = True,
         **settings: Any,
     ) -> Served:
-        tokenizer = load_tokenizer(folder)
-        text = TextFront(
-            tokenizer, load_chat_template(folder), max_model_len=max_model_len, threads=1
-        )
+        tokenizer, template = load_text(folder)
+        text = TextFront(tokenizer, template, max_model_len=max_model_len, threads=1)
         engine = FakeEngine(script, max_model_len=max_model_len, ready=ready)
         limits = Limits(
             vocab_size=VOCAB_SIZE, max_model_len=max_model_len, page_size=16, eos_ids=(EOS_ID,)

@@ -131,7 +131,6 @@ async def test_a_body_over_the_limit(serve, announced):
     reply = await served.client.post("/v1/completions", parts=parts, headers=headers)
     assert reply.status == 413
     assert "1000" in reply.error["message"]
-    assert reply.headers["connection"] == "close"
     assert (await served.client.post("/v1/completions", prompt())).status == 200
 
 
@@ -151,6 +150,7 @@ async def test_a_body_that_never_arrives(serve):
     reply = await served.client.post("/v1/completions", parts=[b'{"prompt"', None])
     assert reply.status == 408
     assert "0.02 s" in reply.error["message"]
+    assert reply.headers["connection"] == "close"
 
 
 async def test_cors_is_off_by_default(serve):
