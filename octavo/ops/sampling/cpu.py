@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from octavo.ops.cpu.jit import Launcher, Team, compile_kernel
-from octavo.ops.sampling import kernels, reference
+from octavo.ops.sampling import kernels
 from octavo.ops.sampling.reference import DrawParams, PenaltyParams, SamplingOps, TopLogprobs
 
 # Below this many logits a kernel runs on the caller's thread: waking others costs more.
@@ -97,6 +97,6 @@ def _address(tensor: Tensor) -> int:
 
 @functools.cache
 def _digest() -> str:
-    """Changes with what the kernels were compiled from, as a cached one must not outlive it."""
-    sources = (Path(kernels.__file__), Path(reference.__file__))
+    """Changes with what the kernels are compiled from, which a cached one must not outlive."""
+    sources = sorted(Path(__file__).parent.glob("*.py"))
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:12]

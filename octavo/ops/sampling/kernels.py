@@ -1,13 +1,6 @@
-"""Numba kernels of the CPU sampler. Each works through the rows of a step.
+"""Numba kernels of the CPU sampler. Each takes an argument block and works through rows.
 
-Order. Floats are compared as int32 *keys*: a monotone map of the bits in which both
-zeros are equal and every NaN is above infinity. A *code* is the int64
-``(-key << 32) | id``: ascending codes are descending logits, lowest id first on ties, and no
-two are equal. A truncated row is then just its last retained code, the *cut*.
-
-A row is scanned once for the maximum of each block of ``BLOCK`` ids. The m-th largest of
-these is below at least m logits, so the ids at or above it are a small superset of
-the m best, found by visiting few blocks.
+The layout of a block: :mod:`octavo.ops.cpu.jit`; its first argument is the vocabulary's size.
 """
 
 from __future__ import annotations
@@ -21,51 +14,22 @@ from numba.extending import intrinsic
 
 from octavo.ops.cpu.jit import FIRST_ARGUMENT, ITEMS, NEXT
 from octavo.ops.cpu.memory import load_int64, take
-from octavo.ops.sampling.reference import (
-    ALL_MASKED,
-    BLOCK,
-    NON_FINITE,
-    OK,
-    PROMPT_FLAG,
-    TOP_P_SLACK,
+from octavo.ops.sampling.reference import BLOCK, OK
+from octavo.ops.sampling.rows import (
+    NO_CUT,
+    code_id,
+    cut_top_k,
+    cut_top_p,
+    first_of,
+    key_value,
+    penalise_row,
+    race,
+    rank_of,
+    row_status,
+    scan,
+    sum_exp,
+    take_best,
 )
-
-_kernel = njit(nogil=True, error_model="numpy")
-_inlined = njit(nogil=True, error_model="numpy")
-# Sums may be taken in any order; nothing else about floats is relaxed.
-_summing = njit(nogil=True, error_model="numpy", fastmath={"reassoc", "contract"})
-
-_I = np.int32
-_ABS = np.int32(0x7FFFFFFF)
-_INF = np.int32(0x7F800000)
-_NEG_INF = np.int32(-0x7F800000)
-_LOWEST = np.int32(-0x80000000)
-_NO_CUT = np.int64(0x7FFFFFFFFFFFFFFF)
-_COUNT = np.int32(PROMPT_FLAG - 1)
-
-_FEW = 16  # sorted by insertion rather than partitioned further
-# Bound on the relative error of _sum_exp_fast: |s| ≤ 50 costs up to 50 half-ulps of fp32.
-_FAST_SUM_ERROR = 1e-5
-
-_LOG2_E = 1.0 / math.log(2.0)
-_LN2_HIGH = 6.93147180369123816490e-01  # ln 2 split in two (Cody and Waite 1980)
-_LN2_LOW = 1.90821492927058770002e-10
-_ROUND_64 = 6755399441055744.0  # 1.5 · 2^52: adding it rounds to an integer
-_ROUND_32 = np.float32(12582912.0)  # 1.5 · 2^23
-
-_MASK = np.uint64(0xFFFFFFFF)
-_U12 = np.uint64(12)
-_U20 = np.uint64(20)
-_U32 = np.uint64(32)
-_PHILOX_M0 = np.uint64(0xD2511F53)
-_PHILOX_M1 = np.uint64(0xCD9E8D57)
-_PHILOX_W0 = np.uint64(0x9E3779B9)
-_PHILOX_W1 = np.uint64(0xBB67AE85)
-_TOKEN_STREAM = np.uint64(0)
-_BLOCK_STREAM = np.uint64(1)
-
-
-# --- arguments -----------------------------------------------------------------------------
 
 
 @intrinsic
@@ -91,342 +55,6 @@ def _argument(block, position):
     return _to_pointer(load_int64(block, FIRST_ARGUMENT + position))
 
 
-# --- order ---------------------------------------------------------------------------------
-
-
-@_inlined
-def _key(bits):
-    """Monotone int32 of an fp32's bits; INT32_MAX for NaN. Casts keep Numba from widening."""
-    magnitude = _I(bits & _ABS)
-    key = magnitude if bits >= _I(0) else _I(-magnitude)
-    return _ABS if magnitude > _INF else key
-
-
-@_inlined
-def _key_of(value):
-    return _key(np.float32(value).view(np.int32))
-
-
-@_inlined
-def _code(key, token):
-    return (-np.int64(key) << 32) | np.int64(token)
-
-
-@_inlined
-def _code_key(code):
-    return _I(-(code >> 32))
-
-
-@_inlined
-def _code_id(code):
-    return code & np.int64(0xFFFFFFFF)
-
-
-@_inlined
-def _key_value(key):
-    """The logit of a key, as a float64."""
-    bits = key if key >= _I(0) else _I(_LOWEST - key)
-    return np.float64(_I(bits).view(np.float32))
-
-
-@_kernel
-def _scan(bits, block_max):
-    """Largest key of each block of a row; returns the largest of all."""
-    size = bits.shape[0]
-    full = size // BLOCK
-    best = _LOWEST
-    for block in range(full):
-        largest = _LOWEST
-        for j in range(BLOCK):
-            key = _key(bits[block * BLOCK + j])
-            largest = key if key > largest else largest
-        block_max[block] = largest
-        best = largest if largest > best else best
-    if full * BLOCK < size:
-        largest = _LOWEST
-        for i in range(full * BLOCK, size):
-            largest = max(largest, _key(bits[i]))
-        block_max[full] = largest
-        best = max(best, largest)
-    return _I(best)
-
-
-@_kernel
-def _status(best):
-    if best >= _INF:
-        return NON_FINITE
-    return ALL_MASKED if best <= _NEG_INF else OK
-
-
-@_kernel
-def _first_of(row, block_max, best):
-    """Lowest id whose key is ``best``."""
-    for block in range(block_max.shape[0]):
-        if block_max[block] == best:
-            for i in range(block * BLOCK, min(row.shape[0], (block + 1) * BLOCK)):
-                if _key_of(row[i]) == best:
-                    return i
-    return 0
-
-
-# --- exponentials --------------------------------------------------------------------------
-
-
-@_inlined
-def _exp(x):
-    """e^x for x ≤ 0 to 3e-13, vectorisable; below -700 it stays at e^-700."""
-    x = max(x, -700.0)
-    n = (x * _LOG2_E + _ROUND_64) - _ROUND_64
-    r = x - n * _LN2_HIGH - n * _LN2_LOW
-    p = 1.0 / 3628800.0
-    p = p * r + 1.0 / 362880.0
-    p = p * r + 1.0 / 40320.0
-    p = p * r + 1.0 / 5040.0
-    p = p * r + 1.0 / 720.0
-    p = p * r + 1.0 / 120.0
-    p = p * r + 1.0 / 24.0
-    p = p * r + 1.0 / 6.0
-    p = p * r + 0.5
-    p = p * r + 1.0
-    p = p * r + 1.0
-    scale = (np.int64(n) + np.int64(1023)) << np.int64(52)
-    return p * np.int64(scale).view(np.float64)
-
-
-@_inlined
-def _exp_fast(x):
-    """e^x for x ≤ 0 in fp32; below -80 it stays at e^-80."""
-    x = max(x, np.float32(-80.0))
-    n = np.float32(x * np.float32(_LOG2_E) + _ROUND_32) - _ROUND_32
-    r = np.float32(x - n * np.float32(0.693145751953125))
-    r = np.float32(r - n * np.float32(1.42860682030941723212e-6))
-    p = np.float32(1.0 / 720.0)
-    p = np.float32(p * r + np.float32(1.0 / 120.0))
-    p = np.float32(p * r + np.float32(1.0 / 24.0))
-    p = np.float32(p * r + np.float32(1.0 / 6.0))
-    p = np.float32(p * r + np.float32(0.5))
-    p = np.float32(p * r + np.float32(1.0))
-    p = np.float32(p * r + np.float32(1.0))
-    scale = _I(_I(_I(n) + _I(127)) << _I(23))
-    return np.float32(p * _I(scale).view(np.float32))
-
-
-@_summing
-def _sum_exp(row, top, inverse_temperature):
-    total = 0.0
-    for i in range(row.shape[0]):
-        total += _exp((np.float64(row[i]) - top) * inverse_temperature)
-    return total
-
-
-@_summing
-def _sum_exp_fast(row, top, inverse_temperature):
-    """As :func:`_sum_exp`, within a factor of 1 ± _FAST_SUM_ERROR, three times as fast."""
-    top = np.float32(top)
-    scale = np.float32(inverse_temperature)
-    size = row.shape[0]
-    total = 0.0
-    for start in range(0, size - size % 1024, 1024):
-        part = np.float32(0.0)
-        for j in range(1024):
-            part += _exp_fast(np.float32(np.float32(row[start + j] - top) * scale))
-        total += part
-    for i in range(size - size % 1024, size):
-        total += _exp_fast(np.float32(np.float32(row[i] - top) * scale))
-    return total
-
-
-# --- selection -----------------------------------------------------------------------------
-
-
-@_kernel
-def _sort(codes, weights, low, high):
-    """Sort a few codes by insertion; weights move along."""
-    for i in range(low + 1, high):
-        code, weight, j = codes[i], weights[i], i
-        while j > low and codes[j - 1] > code:
-            codes[j], weights[j] = codes[j - 1], weights[j - 1]
-            j -= 1
-        codes[j], weights[j] = code, weight
-
-
-@_kernel
-def _select(codes, weights, size, target):
-    """Position of the first code in ascending order at which the summed weights reach ``target``.
-
-    Also returns the sum there. Quickselect by weight: afterwards ``codes[: position + 1]`` are
-    exactly the codes up to it, in some order, and ``weights`` moved along. If all weights together
-    do not reach the target, that is all of them.
-    """
-    low, high, reached = 0, size, 0.0
-    state = np.uint64(size)
-    while high - low > _FEW:
-        state = state * np.uint64(6364136223846793005) + np.uint64(1442695040888963407)
-        pivot = codes[low + np.int64((state >> np.uint64(33)) % np.uint64(high - low))]
-        middle, mass = low, 0.0
-        for i in range(low, high):  # Lomuto without branches: codes up to the pivot go first
-            code, weight = codes[i], weights[i]
-            codes[i], weights[i] = codes[middle], weights[middle]
-            codes[middle], weights[middle] = code, weight
-            small = code <= pivot
-            mass += weight * small
-            middle += small
-        if reached + mass >= target and middle < high:
-            high = middle
-        elif middle < high:
-            reached += mass
-            low = middle
-        # middle == high: the pivot was the largest; the next pivot will differ.
-    _sort(codes, weights, low, high)
-    for i in range(low, high):
-        reached += weights[i]
-        if reached >= target:
-            return i, reached
-    return high - 1, reached
-
-
-@_kernel
-def _collect(row, block_max, threshold, codes):
-    """Codes of all ids whose key is at least ``threshold``; returns how many.
-
-    Branch-free, so ``codes`` needs room for one more than the row.
-    """
-    size = row.shape[0]
-    value = np.float32(_key_value(threshold))
-    count = 0
-    for block in range(block_max.shape[0]):
-        if block_max[block] >= threshold:
-            start = block * BLOCK
-            for i in range(start, min(size, start + BLOCK)):
-                codes[count] = _code(_key_of(row[i]), i)
-                count += row[i] >= value
-    return count
-
-
-@_summing
-def _weigh(codes, weights, size, top, temperature):
-    """Unnormalised probabilities of the first ``size`` codes; returns their sum."""
-    total = 0.0
-    for i in range(size):
-        value = _key_value(_code_key(codes[i]))
-        weights[i] = _exp((value - top) / temperature)
-        total += weights[i]
-    return total
-
-
-@_kernel
-def _nth_block_max(block_max, n, codes, weights):
-    """A key that at least n of the row's keys reach (the n-th largest block maximum)."""
-    blocks = block_max.shape[0]
-    if n > blocks:
-        return _NEG_INF
-    for block in range(blocks):
-        codes[block] = _code(block_max[block], block)
-        weights[block] = 1.0
-    position, _ = _select(codes, weights, blocks, np.float64(n))
-    return _code_key(codes[position])
-
-
-@_kernel
-def _cut_top_k(row, block_max, best, top_k, top_p, temperature, codes, weights):
-    """Last code kept by top_k and then, on the renormalised rest, top_p."""
-    size = _collect(row, block_max, _nth_block_max(block_max, top_k, codes, weights), codes)
-    weights[:size] = 1.0
-    position, _ = _select(codes, weights, size, np.float64(top_k))
-    if top_p < 1.0:
-        kept = position + 1
-        total = _weigh(codes, weights, kept, _key_value(best), temperature)
-        position, _ = _select(codes, weights, kept, total * top_p * (1.0 - TOP_P_SLACK))
-    return codes[position]
-
-
-@_kernel
-def _cut_top_p(row, block_max, best, top_p, temperature, codes, weights):
-    """Last code kept by top_p: the smallest prefix with at least its share of the mass.
-
-    All ids lighter than (1 - share) · mass / vocabulary together weigh less than what may be
-    cut, so only heavier ones are candidates. The mass is first known within the error of the
-    fast sum; if the two ends of that would cut differently, it is summed exactly.
-    """
-    top, size = _key_value(best), row.shape[0]
-    inverse = min(1.0 / temperature, 1e30)
-    share = top_p * (1.0 - TOP_P_SLACK)
-    total = _sum_exp_fast(row, top, inverse)
-    threshold = _NEG_INF
-    spare = (1.0 - share * (1.0 + _FAST_SUM_ERROR)) * (1.0 - 2.0 * _FAST_SUM_ERROR)
-    if spare > 0.0:
-        lightest = top + temperature * math.log(spare * total / size)
-        threshold = _key_of(np.float32(lightest - 1e-6 * abs(lightest)))
-    count = _collect(row, block_max, threshold, codes)
-    _weigh(codes, weights, count, top, temperature)
-    position, reached = _select(codes, weights, count, total * share * (1.0 - _FAST_SUM_ERROR))
-    if reached < total * share * (1.0 + _FAST_SUM_ERROR):
-        total = _sum_exp(row, top, inverse)
-        position, _ = _select(codes, weights, count, total * share)
-    return codes[position]
-
-
-# --- the draw ------------------------------------------------------------------------------
-
-
-@_kernel
-def philox(seed, token, index, stream):
-    """Philox 4x32-10 (Salmon et al. 2011) of counter (token, index, stream, 0), key = seed."""
-    c0, c1, c2, c3 = token, index, stream, np.uint64(0)
-    k0, k1 = seed & _MASK, seed >> _U32
-    for _ in range(10):
-        first, second = _PHILOX_M0 * c0, _PHILOX_M1 * c2
-        c0 = (second >> _U32) ^ c1 ^ k0
-        c2 = (first >> _U32) ^ c3 ^ k1
-        c1, c3 = second & _MASK, first & _MASK
-        k0, k1 = (k0 + _PHILOX_W0) & _MASK, (k1 + _PHILOX_W1) & _MASK
-    return c0, c1, c2, c3
-
-
-@_kernel
-def _exponential(high, low):
-    """Exp(1) from two 32-bit words, by 52 bits that are never 0 or 1."""
-    bits = (high << _U20) | (low >> _U12)
-    return -math.log((np.float64(bits) + 0.5) * 2.0**-52)
-
-
-@_kernel
-def _race(row, block_max, best, cut, temperature, min_p, seed, index):
-    """The retained id of highest score s - log(E); see :mod:`octavo.ops.sampling.reference`.
-
-    A block's smallest E is drawn first, so a block or an id that cannot win even with it
-    is passed over without drawing more.
-    """
-    top = _key_value(best)
-    least = math.log(min_p) if min_p > 0.0 else -np.inf
-    winner, score = np.int64(-1), -np.inf
-    for block in range(block_max.shape[0]):
-        key = block_max[block]
-        if _code(key, block * BLOCK) > cut:
-            continue
-        bound = (_key_value(key) - top) / temperature
-        if bound < least:
-            continue
-        w0, w1, w2, _ = philox(seed, np.uint64(block), index, _BLOCK_STREAM)
-        smallest = _exponential(w0, w1) / BLOCK
-        lead = -math.log(smallest)
-        if bound + lead < score:
-            continue
-        holder = np.int64(w2 % np.uint64(BLOCK))
-        for j in range(min(BLOCK, row.shape[0] - block * BLOCK)):
-            i = block * BLOCK + j
-            s = (np.float64(row[i]) - top) / temperature
-            if s + lead < score or s < least or _code(_key_of(row[i]), i) > cut:
-                continue
-            own = s + lead
-            if j != holder:
-                w0, w1, _, _ = philox(seed, np.uint64(i), index, _TOKEN_STREAM)
-                own = s - math.log(smallest + _exponential(w0, w1))
-            if own > score:
-                winner, score = np.int64(i), own
-    return winner
-
-
 def draw(block):
     """:meth:`octavo.ops.sampling.reference.SamplingOps.draw`, by an argument block."""
     rows, size = load_int64(block, ITEMS), load_int64(block, FIRST_ARGUMENT)
@@ -444,21 +72,18 @@ def draw(block):
     r = take(block, NEXT)
     while r < rows:
         row, t, k, p = logits[r], temperature[r], top_k[r], top_p[r]
-        best = _scan(row.view(np.int32), block_max)
-        status[r] = _status(best)
+        best = scan(row.view(np.int32), block_max)
+        status[r] = row_status(best)
         if status[r] != OK or t == 0.0:
-            ids[r] = _first_of(row, block_max, best)
+            ids[r] = first_of(row, block_max, best)
         else:
-            cut = _NO_CUT
+            cut = NO_CUT
             if 0 < k < size:
-                cut = _cut_top_k(row, block_max, best, k, p, t, codes, weights)
+                cut = cut_top_k(row, block_max, best, k, p, t, codes, weights)
             elif p < 1.0:
-                cut = _cut_top_p(row, block_max, best, p, t, codes, weights)
-            ids[r] = _race(row, block_max, best, cut, t, min_p[r], seed[r], index[r])
+                cut = cut_top_p(row, block_max, best, p, t, codes, weights)
+            ids[r] = race(row, block_max, best, cut, t, min_p[r], seed[r], index[r])
         r = take(block, NEXT)
-
-
-# --- penalties and log-probabilities -------------------------------------------------------
 
 
 def check(block):
@@ -471,7 +96,7 @@ def check(block):
     j = take(block, NEXT)
     while j < count:
         row = carray(_advance(logits, rows[j] * size * 4), size, np.float32)
-        status[j] = _status(_scan(row.view(np.int32), block_max))
+        status[j] = row_status(scan(row.view(np.int32), block_max))
         j = take(block, NEXT)
 
 
@@ -488,21 +113,8 @@ def penalise(block):
     while j < count:
         row = carray(_advance(logits, rows[j] * size * 4), size, np.float32)
         seen = carray(_advance(counts, count_rows[j] * size * 4), size, np.int32)
-        _penalise_row(row, seen, repetition[j], frequency[j], presence[j])
+        penalise_row(row, seen, repetition[j], frequency[j], presence[j])
         j = take(block, NEXT)
-
-
-@_kernel
-def _penalise_row(row, counts, repetition, frequency, presence):
-    """All in fp32, as the reference."""
-    zero = np.float32(0.0)
-    for i in range(row.shape[0]):
-        z, count = row[i], counts[i]
-        repeated = z / repetition if z > zero else z * repetition
-        z = repeated if count != _I(0) else z
-        outputs = np.float32(_I(count & _COUNT))
-        z = np.float32(z - np.float32(frequency * outputs))
-        row[i] = np.float32(z - (presence if outputs > zero else zero))
 
 
 def top_logprobs(block):
@@ -520,35 +132,13 @@ def top_logprobs(block):
     r = take(block, NEXT)
     while r < rows:
         row = logits[r]
-        top = _key_value(_scan(row.view(np.int32), block_max))
-        total = top + math.log(_sum_exp(row, top, 1.0))
+        top = key_value(scan(row.view(np.int32), block_max))
+        total = top + math.log(sum_exp(row, top, 1.0))
         own[r] = row[targets[r]] - total
-        rank[r] = _rank(row, targets[r])
+        rank[r] = rank_of(row, targets[r])
         if k > 0:
-            _best(row, block_max, k, codes, weights)
+            take_best(row, block_max, k, codes, weights)
         for j in range(k):
-            ids[r, j] = _code_id(codes[j])
+            ids[r, j] = code_id(codes[j])
             values[r, j] = row[ids[r, j]] - total
         r = take(block, NEXT)
-
-
-@_kernel
-def _rank(row, target):
-    """1-based position of an id in the order of the row."""
-    value = row[target]
-    rank = 1
-    for i in range(row.shape[0]):
-        rank += row[i] > value
-    for i in range(target):
-        rank += row[i] == value
-    return rank
-
-
-@_kernel
-def _best(row, block_max, k, codes, weights):
-    """Leaves the codes of the k best ids, in order, at the start of ``codes``."""
-    threshold = _nth_block_max(block_max, k, codes, weights)
-    count = _collect(row, block_max, threshold, codes)
-    weights[:count] = 1.0
-    _select(codes, weights, count, np.float64(k))
-    _sort(codes, weights, 0, k)

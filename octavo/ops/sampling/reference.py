@@ -190,28 +190,29 @@ def _scaled(logits: Tensor, params: DrawParams) -> Tensor:
 
 
 def exponentials(seed: Tensor, index: Tensor, size: int) -> Tensor:
-    """E of every id below ``size``: float64 [N, size], a pure function of its arguments."""
+    """E of every id below ``size``: float64 [N, size], a pure function of its arguments.
+
+    Counters are (id or block, index, stream, 0), the key is the seed.
+    """
     seed, index = seed[:, None], index[:, None]
-    ids = torch.arange(size, device=seed.device)
-    block = ids // BLOCK
-    words = philox(seed, torch.arange(-(-size // BLOCK), device=seed.device), index, _BLOCK_STREAM)
+    zero = torch.zeros_like(seed)
+    ids = torch.arange(size, device=seed.device)[None]
+    block = ids[0] // BLOCK
+    words = philox(seed, (ids[:, : int(block[-1]) + 1], index, zero + _BLOCK_STREAM, zero))
     smallest = (_exponential(words[0], words[1]) / BLOCK)[:, block]
     holder = (words[2] % BLOCK)[:, block]
-    words = philox(seed, ids, index, _TOKEN_STREAM)
+    words = philox(seed, (ids, index, zero + _TOKEN_STREAM, zero))
     excess = _exponential(words[0], words[1])
     return torch.where(ids % BLOCK == holder, smallest, smallest + excess)
 
 
-def philox(seed: Tensor, token: Tensor, index: Tensor, stream: int) -> tuple[Tensor, ...]:
+def philox(key: Tensor, counter: tuple[Tensor, Tensor, Tensor, Tensor]) -> tuple[Tensor, ...]:
     """Philox 4x32-10 (Salmon et al., "Parallel random numbers", 2011): four words a counter.
 
-    Counter (token or block, index, stream, 0), key (low and high word of the seed); all int64, the
-    words in [0, 2^32).
+    ``key`` is 64 bits, low word first; the counter's words and the result are int64 in [0, 2^32).
     """
-    k0, k1 = seed & _WORD, (seed >> 32) & _WORD
-    c0, c1, c2, c3 = torch.broadcast_tensors(
-        token, index, torch.as_tensor(stream, device=seed.device), torch.zeros_like(seed)
-    )
+    k0, k1 = key & _WORD, (key >> 32) & _WORD
+    c0, c1, c2, c3 = counter
     for _ in range(10):
         # int64 products wrap; their bits are those of the unsigned product.
         first, second = c0 * 0xD2511F53, c2 * 0xCD9E8D57
