@@ -222,8 +222,11 @@ class Scheduler:
             raise AuditError(f"slots free and in use are {slots}, not 0 to {self.max_num_seqs - 1}")
         if any(self._live.get(seq.id) is not seq for seq in self._running):
             raise AuditError("a running sequence is not, or no longer, that of a live request")
-        if not self._live and self.pool.num_referenced:
-            raise AuditError(f"{self.pool.num_referenced} pages are referenced, but nothing runs")
+        for seq in self._running:
+            for group, window in self._windows:
+                seen = max(0, seq.scheduled + 1 - window) // self.pool.layout.page_size
+                if NULL_PAGE in seq.tables[group][seen:]:
+                    raise AuditError(f"a page that {seq.id!r} still sees was dropped")
 
     # ---- planning
 

@@ -465,6 +465,18 @@ def test_a_blocked_head_is_not_looked_up_again_before_pages_come_back() -> None:
     loop.run()
 
 
+def test_a_blocked_head_profits_from_a_prompt_computed_meanwhile() -> None:
+    loop = make_loop(pages=10, admission=AdmitAll(4))
+    prompt = list(range(32))
+    loop.submit(request("a", [*prompt, 40], 3), request("b", [*prompt, 41], 3))
+    loop.step()
+    assert loop.scheduler.stats().running == 1
+    loop.step()
+    stats = loop.scheduler.stats()
+    assert (stats.running, stats.prefix_hit_tokens) == (2, 32)
+    loop.run()
+
+
 # ---- resumed requests
 
 

@@ -150,13 +150,14 @@ def test_a_worker_error_reaches_the_caller_and_the_scheduler_goes_on() -> None:
     assert isinstance(executor, FakeExecutor)
     for worker in executor.workers:
         assert isinstance(worker, FakeWorker)
-        worker.raise_at[3] = RuntimeError("device lost")
-    loop.submit(*(Request(f"r{i}", [i, i], 1 + i) for i in range(6)))
+        worker.raise_at[4] = RuntimeError("device lost")
+    loop.submit(*(Request(f"r{i}", [i, i], 9 if i else 1) for i in range(4)))
     with pytest.raises(RuntimeError, match="device lost"):
         loop.run()
     loop._hear(loop.scheduler.fail_all("step_failed", "device lost"))
     finishes = [output.finish for output in loop.outputs.values()]
-    assert finishes == ["length", "length", "error", "error", "error", "error"]
+    assert finishes == ["length", "error", "error", "error"]
+    assert loop.history[3].leaves  # the failed plan was to tell this; now another one must
     loop.plans.clear()  # the plans behind the failed one build on it
     executor._plans.clear()
     loop.submit(*(Request(f"again{i}", [5, i], 4) for i in range(4)))

@@ -55,8 +55,11 @@ class SchedulerLoop:
         """Plan as far ahead as possible, then take in one result."""
         self.now += 1.0
         while len(self.plans) < self.executor.depth:
+            preemptions = self.scheduler.stats().preemptions
             plan = self.scheduler.plan(self.now)
             self.scheduler.audit()
+            if self.scheduler.stats().preemptions > preemptions:
+                assert not plan.joins, "admission while there is no room for those that run"
             if plan.is_empty:
                 assert not plan.leaves, "an empty plan must not carry leaves"
                 assert not plan.joins, "an empty plan must not carry joins"
