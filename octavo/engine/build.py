@@ -20,6 +20,7 @@ from octavo.engine.startup import read_checkpoint
 from octavo.models.decoder import Decoder
 from octavo.models.groups import layer_groups
 from octavo.models.registry import build_model
+from octavo.ops.cpu.warm import warm_kernels
 from octavo.ops.select import select_ops
 from octavo.runner.kv import allocate_kv
 from octavo.runner.runner import Runner
@@ -68,9 +69,7 @@ def _runner(
 ) -> tuple[Runner, dict[str, str]]:
     spec = checkpoint.spec
     device, dtype = torch.device(config.device), DTYPES[config.dtype]
-    if device.type == "cpu":
-        torch.set_num_threads(config.cpu_threads)
-    ops = select_ops(config.device, dtype, backend=config.ops_backend)
+    ops = select_ops(config.device, dtype, backend=config.ops_backend, threads=config.cpu_threads)
     log.info("Device: %s, %s; %s", config.device, config.dtype, ops.describe())
     model = build_model(spec, ops, SingleCommunicator(), dtype, device, config.max_model_len)
     weights = _load(model, checkpoint, dtype, progress)
@@ -97,12 +96,20 @@ def _runner(
     runner = Runner(
         model, sampler, kv, windows, slots, prompt_logprobs_chunk=config.prompt_logprobs_chunk
     )
+    warm_kernels(
+        ops,
+        spec,
+        dtype=dtype,
+        page_size=config.block_size,
+        progress=lambda done, total: progress("Compiling kernels", done / total),
+    )
     seconds = warm_up(
-        runner, ops, sampler,
+        runner,
+        sampler,
         max_num_seqs=config.max_num_seqs,
         max_num_batched_tokens=min(config.max_num_batched_tokens, config.max_model_len),
         progress=progress,
-    )  # fmt: skip
+    )
     log.info("Warm-up took %.1f s", seconds)
     return runner, {"kernels": ops.describe(), "weights": weights}
 

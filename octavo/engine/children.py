@@ -5,9 +5,16 @@ from __future__ import annotations
 import ctypes
 import json
 import logging
+import os
 import signal
 import sys
-from typing import Any
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+T = TypeVar("T")
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
@@ -22,6 +29,29 @@ def die_with_parent(name: str = "octavo-engine") -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     libc.prctl(_PR_SET_NAME, name.encode()[:15], 0, 0, 0)
+
+
+def read_orders(kind: type[T]) -> T:
+    """The launch orders: one JSON line, read without a buffer that the watcher would have to share."""
+    line = bytearray()
+    while not line.endswith(b"\n"):
+        piece = os.read(0, 1 << 16)
+        if not piece:
+            raise SystemExit(1)  # the supervisor died first
+        line += piece
+    return msgspec.json.decode(line, type=kind)
+
+
+def watch_parent(gone: Callable[[], None]) -> None:
+    """Call ``gone`` on a thread of its own when standard input ends: the supervisor closed it to
+    stop us, or died."""
+
+    def wait() -> None:
+        while os.read(0, 1 << 10):
+            pass
+        gone()
+
+    threading.Thread(target=wait, name="octavo-parent", daemon=True).start()
 
 
 def ignore_interrupts() -> None:

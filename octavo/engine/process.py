@@ -10,16 +10,20 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import threading
 from pathlib import Path
 from typing import Any
-
-import msgspec
 
 from octavo.core.errors import StartupError
 from octavo.core.plan import Delta
 from octavo.engine import wire
-from octavo.engine.children import die_with_parent, ignore_interrupts, report, set_up_logging
+from octavo.engine.children import (
+    die_with_parent,
+    ignore_interrupts,
+    read_orders,
+    report,
+    set_up_logging,
+    watch_parent,
+)
 from octavo.engine.client import EngineInfo
 from octavo.engine.driver import Call, Driver, Drop
 from octavo.engine.launch import EngineOrders
@@ -92,22 +96,20 @@ class EngineProcess:
 def main() -> int:
     die_with_parent()
     ignore_interrupts()
-    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=EngineOrders)
+    orders = read_orders(EngineOrders)
     set_up_logging(orders.config.log_level, "engine")
     process = EngineProcess(orders)
-    threading.Thread(target=_watch_parent, args=(process,), daemon=True).start()
+    watch_parent(process.stop)
     try:
         process.run()
     except StartupError as error:
         report(kind="failed", error=str(error))
         return 1
+    except Exception as error:
+        log.exception("the engine failed")
+        report(kind="failed", error=f"The engine failed: {type(error).__name__}: {error}")
+        return 1
     return 0
-
-
-def _watch_parent(process: EngineProcess) -> None:
-    """The supervisor closes our standard input to stop us, or by dying."""
-    sys.stdin.buffer.read()
-    process.stop()
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ size, P pages, L layers of the group.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import cast
 
@@ -143,9 +142,6 @@ class Ops:
     def describe(self) -> str:
         """What was chosen, for the start log."""
         return "reference kernels (plain torch)"
-
-    def warm_up(self, progress: Callable[[float], None]) -> None:
-        """Compile whatever would otherwise be compiled by the first requests."""
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         return torch.nn.functional.embedding(ids, weight)

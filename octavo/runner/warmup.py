@@ -7,7 +7,6 @@ from collections.abc import Callable
 
 from octavo.core.plan import Join, StepPlan
 from octavo.core.request import Sampling
-from octavo.ops.api import Ops
 from octavo.runner.runner import Runner
 from octavo.runner.sampler import Sampler
 
@@ -16,7 +15,6 @@ WARM_ROWS = 4
 
 def warm_up(
     runner: Runner,
-    ops: Ops,
     sampler: Sampler,
     *,
     max_num_seqs: int,
@@ -25,8 +23,6 @@ def warm_up(
 ) -> float:
     """Seconds it took. The KV pages are only touched where the null page is."""
     start = time.perf_counter()
-    progress("Compiling kernels", 0.0)
-    ops.warm_up(lambda share: progress("Compiling kernels", share))
     progress("Warming up", 0.0)
     sampler.warm_up()
     rows = min(WARM_ROWS, max_num_seqs)

@@ -7,30 +7,39 @@ supervisor is gone.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import socket
 import sys
-import threading
-
-import msgspec
 
 from octavo.config.resolve import Config
 from octavo.core.errors import EngineUnavailable, StartupError
-from octavo.engine.children import die_with_parent, ignore_interrupts, report, set_up_logging
+from octavo.engine.children import (
+    die_with_parent,
+    ignore_interrupts,
+    read_orders,
+    report,
+    set_up_logging,
+    watch_parent,
+)
 from octavo.engine.launch import FrontOrders
 from octavo.engine.remote import SocketClient
 from octavo.engine.service import Service
 from octavo.engine.startup import build_text, request_limits, sampling_defaults
 from octavo.server.front import serve_front
 from octavo.server.settings import ServerSettings
+from octavo.text.chat import NO_TEMPLATE
+from octavo.text.front import TextFront
+
+log = logging.getLogger("octavo.server")
 
 
 def main() -> int:
     die_with_parent("octavo-front")
     ignore_interrupts()
-    orders = msgspec.json.decode(sys.stdin.buffer.readline(), type=FrontOrders)
+    orders = read_orders(FrontOrders)
     set_up_logging(orders.config.log_level, "front")
-    threading.Thread(target=_watch_parent, daemon=True).start()
+    watch_parent(lambda: os._exit(1))  # a drain is asked for by a signal
     try:
         asyncio.run(_serve(orders))
     except StartupError as error:
@@ -47,7 +56,9 @@ def server_settings(config: Config) -> ServerSettings:
         model_names=config.served_model_name,
         api_keys=config.api_key,
         max_body_bytes=config.max_body_bytes,
-        max_concurrent_requests=config.max_num_queued_reqs,
+        max_concurrent_requests=None
+        if config.max_num_queued_reqs is None
+        else config.max_num_seqs + config.max_num_queued_reqs,
         allowed_origins=config.allowed_origins,
         enable_docs=not config.disable_fastapi_docs,
         log_requests=config.enable_log_requests,
@@ -60,8 +71,7 @@ async def _serve(orders: FrontOrders) -> None:
     config = orders.config
     client = SocketClient(orders.socket, orders.name)
     text = build_text(config)
-    if text.template is None:
-        _warn_no_template()
+    _warn_of_template(text)
     service = Service(client, text, request_limits(config, text))
     with socket.socket(fileno=orders.listen_fd) as sock:
         await serve_front(
@@ -76,19 +86,11 @@ async def _serve(orders: FrontOrders) -> None:
     await client.close()
 
 
-def _warn_no_template() -> None:
-    import logging
-
-    logging.getLogger("octavo.server").warning(
-        "This model has no chat template: /v1/chat/completions will answer 400. "
-        "Give one with --chat-template FILE; /v1/completions works."
-    )
-
-
-def _watch_parent() -> None:
-    """The supervisor asks for a drain by a signal; the end of our input is its death."""
-    sys.stdin.buffer.read()
-    os._exit(1)
+def _warn_of_template(text: TextFront) -> None:
+    """Say now what each chat request would be told."""
+    problem = NO_TEMPLATE if text.template is None else text.template.problem
+    if problem:
+        log.warning("Chat will answer 400, completions work: %s", problem)
 
 
 if __name__ == "__main__":
