@@ -27,7 +27,7 @@ SCHEMAS: tuple[type[msgspec.Struct], ...] = (
     answers.DetokenizeAnswer,
     answers.Status,
     answers.Version,
-    answers.Anything,
+    answers.ControlAnswer,
     answers.ErrorBody,
 )
 

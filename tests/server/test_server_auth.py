@@ -40,10 +40,10 @@ async def test_every_route_but_the_public_ones_needs_a_key(serve):
         *("/Health", "/health%2f..", "/invocations", "", "/live/x", "*"),
     ],
 )
-@pytest.mark.parametrize("method", ["GET", "POST", "OPTIONS", "HEAD"])
-async def test_no_way_around(serve, path, method):
+async def test_no_way_around(serve, path):
     served = await serve(api_keys=KEYS)
-    assert (await served.client.request(method, path)).status in (401, 404)
+    for method in ("GET", "POST", "OPTIONS", "HEAD"):
+        assert (await served.client.request(method, path)).status in (401, 404), method
 
 
 @pytest.mark.parametrize(

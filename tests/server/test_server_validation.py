@@ -160,6 +160,7 @@ async def test_known_but_unsupported(serve, name):
             "stream_options.continuous_usage_stats",
         ),
         ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage"),
+        ({"stream": True, "stream_options": {"include_usge": True}}, "stream_options"),
     ],
 )
 async def test_chat_fields_that_are_refused(serve, more, param):

@@ -13,7 +13,7 @@ from octavo.server.context import Context
 from octavo.server.metrics import CONTENT_TYPE
 from octavo.server.openapi import describe
 from octavo.server.routes.body import answer
-from octavo.server.schemas.answers import Anything, Status, Version
+from octavo.server.schemas.answers import ControlAnswer, Status, Version
 
 STATS_TIMEOUT_S = 2.0
 
@@ -71,20 +71,20 @@ def admin_routes(app: FastAPI, context: Context) -> None:
     @app.get(
         "/debug/audit",
         summary="Check that no page and no slot is lost",
-        openapi_extra=describe("Operate", None, Anything),
+        openapi_extra=describe("Operate", None, ControlAnswer),
     )
     async def audit() -> Response:
         context.gate.check(context.service.health())
-        return answer(Anything(await context.service.control("audit")))
+        return answer(ControlAnswer(await context.service.control("audit")))
 
     @app.post(
         "/reset_prefix_cache",
         summary="Forget all cached prefixes",
-        openapi_extra=describe("Operate", None, Anything),
+        openapi_extra=describe("Operate", None, ControlAnswer),
     )
     async def reset_prefix_cache() -> Response:
         context.gate.check(context.service.health())
-        return answer(Anything(await context.service.control("reset_prefix_cache")))
+        return answer(ControlAnswer(await context.service.control("reset_prefix_cache")))
 
 
 async def _stats(context: Context) -> dict[str, Any] | None:

@@ -186,7 +186,7 @@ class Version(Struct):
     version: str
 
 
-class Anything(Struct):
-    """Numbers by name, as the engine reports them."""
+class ControlAnswer(Struct):
+    """What the engine answered: for the audit, its numbers by name."""
 
     result: Any

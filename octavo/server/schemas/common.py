@@ -40,7 +40,7 @@ SAMPLING_NAMES = (
 Ids: TypeAlias = list[int]
 
 
-class StreamOptions(Struct):
+class StreamOptions(Struct, forbid_unknown_fields=True):
     """``include_obfuscation`` is OpenAI's padding of events: ignored."""
 
     include_usage: Annotated[

@@ -93,6 +93,7 @@ _TYPE_NAMES = {
 }
 _AT = re.compile(r"^(?P<what>.*?)(?: - at `\$\.?(?P<path>.*)`)?$", re.DOTALL)
 _EXPECTED = re.compile(r"Expected `(?P<types>[^`]*)`, got `")
+_UNKNOWN = re.compile(r"Object contains unknown field `(?P<name>[^`]*)`")
 _MISSING = re.compile(r"Object missing required field `(?P<name>[^`]*)`")
 _MAX_SHOWN = 60  # characters of a refused value that a message repeats
 
@@ -152,6 +153,9 @@ def _explain(message: str, data: dict[str, Any]) -> InvalidRequest:
     if missing:
         name = f"{path}.{missing['name']}" if path else missing["name"]
         return InvalidRequest(f"{name} is required.", param=name)
+    unknown = _UNKNOWN.match(what)
+    if unknown:
+        return InvalidRequest(f"{path} has an unknown field {shown(unknown['name'])}.", param=path)
     path = path.replace("[...]", "")
     expected = _EXPECTED.match(what)
     if expected is None:
