@@ -20,6 +20,7 @@ from octavo.server.gate import Gate
 from octavo.server.settings import ServerSettings
 
 log = logging.getLogger("octavo.server")
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
 MAX_HEADER_BYTES = 64 * 1024  # request line and headers together
 KEEP_ALIVE_CONNECTION_S = 75  # longer than the pools of usual clients and proxies wait
 CUT_OFF_GRACE_S = 2.0  # for the error events of requests that outlived the drain
@@ -139,8 +140,9 @@ class Shutdown:
 
 @contextlib.contextmanager
 def _signals(shutdown: Shutdown) -> Iterator[None]:
+    """A signal that is ignored stays ignored: the parent process then speaks for the terminal."""
     loop = asyncio.get_running_loop()
-    handled = (signal.SIGTERM, signal.SIGINT)
+    handled = [n for n in SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
     for number in handled:
         loop.add_signal_handler(number, shutdown.on_signal)
     try:

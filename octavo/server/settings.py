@@ -29,7 +29,7 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()  # CORS; empty = no cross-origin browser may call
     enable_docs: bool = True
     log_requests: bool = False
-    keep_alive_s: float = 15.0  # an idle stream gets a comment line this often
+    keep_alive_s: float = 15.0  # an idle stream gets a comment line this often; 0 = never
     default_sampling: Mapping[str, Any] = field(default_factory=dict)
     version: str = __version__
 

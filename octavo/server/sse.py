@@ -24,7 +24,7 @@ class EventStream(Response):
     """Sends each item of ``events`` (complete events, as bytes), then ``[DONE]``.
 
     An error after the headers becomes an event of its own before ``[DONE]``. When nothing was
-    sent for ``keep_alive_s`` seconds a comment line keeps proxies and clients from giving up.
+    sent for ``keep_alive_s`` seconds (0: never) a comment line keeps proxies and clients waiting.
     When the client hangs up, ``events`` is closed at once.
     """
 
@@ -54,7 +54,7 @@ class EventStream(Response):
         last = DONE
         try:
             await self._gate.run(
-                write_events(), receive, tick=keep_alive, tick_s=self._keep_alive_s
+                write_events(), receive, tick=keep_alive, tick_s=self._keep_alive_s or None
             )
         except ClientGone:
             return

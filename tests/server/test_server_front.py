@@ -114,6 +114,18 @@ async def test_a_second_signal_ends_at_once(serve):
         await asyncio.gather(stream, return_exceptions=True)
 
 
+async def test_an_ignored_interrupt_stays_ignored(serve):
+    served = await serve()
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        async with running(served) as front, httpx.AsyncClient(base_url=front.url) as client:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(0.02)
+            assert (await client.get("/ready")).status_code == 200
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 async def test_a_start_that_fails_ends_the_front(serve, monkeypatch):
     served = await serve(ready=False)
 

@@ -197,6 +197,13 @@ async def test_an_idle_stream_is_kept_alive_by_comments(serve):
     await exchange.hang_up()
 
 
+async def test_keep_alive_can_be_switched_off(serve):
+    served = await serve(Script(delay_s=0.005), keep_alive_s=0)
+    exchange = await served.client.open("POST", CHAT, chat(stream=True, max_tokens=3))
+    assert not [block async for block in exchange.blocks() if block.startswith(":")]
+    await exchange.finish()
+
+
 @pytest.mark.parametrize("n", [1, 3])
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
 async def test_hanging_up_aborts_what_runs(serve, path, n):
