@@ -1,0 +1,1 @@
+"""The Triton backend: fused kernels for any GPU that Triton compiles for."""

@@ -1,0 +1,270 @@
+"""Paged attention: shares for decoding and few queries, whole units for many.
+
+A unit's queries (:mod:`octavo.ops.triton.plan`), one a row and query head of the group, meet its
+KV tiles in an online softmax (Milakov and Gimelshein 2018). ``share_kernel`` gives each
+program an equal run of tiles, so that a long context is spread over programs; the last program
+to finish a part of a split unit adds the parts up, in order. No float is added atomically, so
+results do not depend on timing. ``unit_kernel`` gives each program whole units, heavy ones first
+and neighbours at the same time, so that they share the L2 cache.
+
+Names: ``rows`` of a unit are query · GROUP + head of the group, padded to ROWS. ``top`` and
+``total`` [rows] are the largest score so far, in base 2, and the sum of weights. DIM is padded to
+WIDTH, a power of two. Scores and sums are fp32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+_LOWEST = tl.constexpr(-1.0e30)  # below any score, yet finite: a row that saw nothing is no NaN
+_LOG2E = tl.constexpr(1.4426950408889634)
+
+
+@triton.jit
+def _tanh(x):
+    """1 - 2 / (e^2x + 1), which cancels near 0: there the series."""
+    square = x * x
+    series = x * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0)))
+    return tl.where(square < 0.01, series, 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0))
+
+
+@triton.jit
+def _load_tile(at, seen, DIM: tl.constexpr, MASK: tl.constexpr):
+    """Keys or values [TILE, WIDTH]; zeros where ``seen`` [TILE] is false and past DIM."""
+    d = tl.arange(0, at.shape[1])
+    if MASK:
+        loaded = seen[:, None]
+        if at.shape[1] != DIM:
+            loaded = loaded & (d < DIM)[None, :]
+        x = tl.load(at, mask=loaded, other=0.0)
+    elif at.shape[1] != DIM:
+        x = tl.load(at, mask=(d < DIM)[None, :], other=0.0)
+    else:
+        x = tl.load(at)
+    return x
+
+
+@triton.jit
+def _attend_tiles(  # noqa: PLR0913
+    q, acc, top, total, first_tile, last_tile, low, high, position, keys, values_stride,
+    page_stride, token_stride, table, scale, soft_cap, window,
+    MASK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+    DIM: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Go on over tiles [first_tile, last_tile) of one KV head, whose keys in page 0 start at
+    ``keys``. With MASK nothing outside tokens [low, high) is read: it may be NaN."""
+    d = tl.arange(0, q.shape[1])
+    for tile in tl.range(first_tile, last_tile):
+        token = tile * TILE + tl.arange(0, TILE)
+        seen = token < high
+        if WINDOW:
+            seen &= token >= low
+        if MASK:
+            page = tl.load(table + token // PAGE, mask=seen, other=0)
+        else:
+            page = tl.load(table + token // PAGE)
+        place = page.to(tl.int64) * page_stride + (token % PAGE) * token_stride
+        at = keys + place[:, None] + d[None, :]
+        k = _load_tile(at, seen, DIM, MASK)
+        score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        factor = scale * _LOG2E
+        if SOFT_CAP:
+            score = soft_cap * _tanh(score * (scale / soft_cap))
+            factor = _LOG2E
+        if MASK:
+            visible = seen[None, :]
+            if TOKENS > 1:
+                visible = visible & (token[None, :] <= position[:, None])
+                if WINDOW:
+                    visible &= token[None, :] > position[:, None] - window
+            score = tl.where(visible, score, float("-inf"))
+        new_top = tl.maximum(top, tl.max(score, 1) * factor)
+        weight = tl.exp2(score * factor - new_top[:, None])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(weight, 1)
+        acc = acc * shrink[:, None]
+        v = _load_tile(at + values_stride, seen, DIM, MASK)
+        acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
+        top = new_top
+    return acc, top, total
+
+
+@triton.jit
+def _attend_run(  # noqa: PLR0913
+    queries, q_stride, keys, values_stride, page_stride, token_stride, table, first_tile,
+    last_tile, first, start, size, head, scale, soft_cap, window,
+    GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
+    PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """A unit of ``size`` queries from position ``start`` on, over some of its tiles."""
+    row = tl.arange(0, ROWS)
+    d = tl.arange(0, WIDTH)
+    at = (first + row // GROUP).to(tl.int64) * q_stride + (head * GROUP + row % GROUP) * DIM
+    real = (row < size * GROUP)[:, None] & (d < DIM)[None, :]
+    q = tl.load(queries + at[:, None] + d[None, :], mask=real, other=0.0)
+    position = start + row // GROUP
+    low = tl.maximum(start - window + 1, 0)
+    high = start + size
+    acc = tl.zeros([ROWS, WIDTH], tl.float32)
+    top = tl.full([ROWS], _LOWEST, tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    masked_from = first_tile
+    if ROWS >= 64 and not WINDOW:  # tiles that every query sees whole come first, unmasked
+        masked_from = tl.minimum(tl.maximum((start + 1) // TILE, first_tile), last_tile)
+        acc, top, total = _attend_tiles(
+            q, acc, top, total, first_tile, masked_from, low, high, position, keys,
+            values_stride, page_stride, token_stride, table, scale, soft_cap, window,
+            False, TOKENS, TILE, PAGE, DIM, WINDOW, SOFT_CAP, PRECISION,
+        )  # fmt: skip
+    return _attend_tiles(
+        q, acc, top, total, masked_from, last_tile, low, high, position, keys, values_stride,
+        page_stride, token_stride, table, scale, soft_cap, window,
+        True, TOKENS, TILE, PAGE, DIM, WINDOW, SOFT_CAP, PRECISION,
+    )  # fmt: skip
+
+
+@triton.jit
+def _write(
+    acc, total, out, token_stride, head_stride, first, size, head,
+    GROUP: tl.constexpr, DIM: tl.constexpr,
+):  # fmt: skip
+    """``acc`` [rows, WIDTH] over ``total`` [rows] to the output of a unit's queries."""
+    row = tl.arange(0, acc.shape[0])
+    d = tl.arange(0, acc.shape[1])
+    at = (first + row // GROUP).to(tl.int64) * token_stride
+    at += (head * GROUP + row % GROUP) * head_stride
+    real = (row < size * GROUP)[:, None] & (d < DIM)[None, :]
+    mean = acc / tl.maximum(total, 1.0e-30)[:, None]  # padding rows may have seen nothing
+    tl.store(out + at[:, None] + d[None, :], mean.to(out.dtype.element_ty), mask=real)
+
+
+@triton.jit
+def _add_up(
+    sums, states, begin, share, parts,
+    KEPT: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+):  # fmt: skip
+    """The parts of a unit and head whose tiles begin at ``begin`` of the line: acc and total.
+
+    Two slots a share: what it begins with goes to the first, what it ends with to the second."""
+    row = tl.arange(0, KEPT)
+    d = tl.arange(0, WIDTH)
+    first_share = begin // share
+    acc = tl.zeros([KEPT, WIDTH], tl.float32)
+    top = tl.full([KEPT], _LOWEST, tl.float32)
+    total = tl.zeros([KEPT], tl.float32)
+    for base in range(0, parts, PARTS):
+        part = base + tl.arange(0, PARTS)
+        slot = 2 * (first_share + part)
+        slot += ((part == 0) & (begin != first_share * share)).to(tl.int32)
+        at = slot[:, None] * (2 * KEPT) + row[None, :]
+        live = (part < parts)[:, None]
+        part_top = tl.load(states + at, mask=live, other=_LOWEST, cache_modifier=".cg")
+        part_total = tl.load(states + at + KEPT, mask=live, other=0.0, cache_modifier=".cg")
+        at = (slot[:, None] * KEPT + row[None, :])[:, :, None] * WIDTH + d[None, None, :]
+        x = tl.load(sums + at, mask=live[:, :, None], other=0.0, cache_modifier=".cg")
+        new_top = tl.maximum(top, tl.max(part_top, 0))
+        weight = tl.exp2(part_top - new_top[None, :])
+        shrink = tl.exp2(top - new_top)
+        total = total * shrink + tl.sum(part_total * weight, 0)
+        acc = acc * shrink[:, None] + tl.sum(x * weight[:, :, None], 0)
+        top = new_top
+    return acc, total
+
+
+@triton.jit(do_not_specialize=["layer", "table_stride", "max_units", "window"])
+def share_kernel(  # noqa: PLR0913
+    queries, kv, table, out, units, tiles_before, totals, first_unit, arrived, sums, states,
+    layer, q_stride, out_token_stride, out_head_stride, page_stride, layer_stride,
+    values_stride, head_stride, token_stride, table_stride, max_units, window, scale, soft_cap,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    KEPT: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program a share. ``sums`` [2 · shares, KEPT, WIDTH] and ``states`` [2 · shares, 2, KEPT]
+    hold parts; KEPT rows hold all real rows of a unit, PARTS are added up at a time."""
+    index = tl.program_id(0)
+    share = tl.load(totals + 1)
+    end = tl.load(tiles_before + tl.load(totals)) * HEADS
+    at = index * share
+    end = tl.minimum(at + share, end)
+    unit = tl.load(first_unit + index)
+    kv += layer.to(tl.int64) * layer_stride
+    while at < end:
+        page_row = tl.load(units + unit)
+        first = tl.load(units + max_units + unit)
+        start = tl.load(units + 2 * max_units + unit)
+        size = tl.load(units + 3 * max_units + unit)
+        line = tl.load(tiles_before + unit)
+        tiles = tl.load(tiles_before + unit + 1) - line
+        head = (at - line * HEADS) // tiles
+        begin = line * HEADS + head * tiles  # of this unit and head, in the line
+        stop = tl.minimum(begin + tiles, end)
+        skipped = 0
+        if WINDOW:
+            skipped = tl.maximum(start - window + 1, 0) // TILE
+        acc, top, total = _attend_run(
+            queries, q_stride, kv + head * head_stride, values_stride, page_stride, token_stride,
+            table + page_row.to(tl.int64) * table_stride, at - begin + skipped,
+            stop - begin + skipped, first, start, size, head, scale, soft_cap, window,
+            GROUP, TOKENS, ROWS, TILE, PAGE, DIM, WIDTH, WINDOW, SOFT_CAP, PRECISION,
+        )  # fmt: skip
+        if stop - at == tiles:
+            _write(
+                acc, total, out, out_token_stride, out_head_stride, first, size, head, GROUP, DIM
+            )
+        else:
+            row = tl.arange(0, ROWS)
+            d = tl.arange(0, WIDTH)
+            slot = 2 * index + (at != index * share).to(tl.int32)
+            kept = row < KEPT
+            where = slot * KEPT + row
+            tl.store(sums + where[:, None] * WIDTH + d[None, :], acc, mask=kept[:, None])
+            tl.store(states + slot * KEPT + where, top, mask=kept)
+            tl.store(states + slot * KEPT + where + KEPT, total, mask=kept)
+            tl.debug_barrier()  # all threads' stores before the one that announces them
+            parts = (begin + tiles - 1) // share - begin // share + 1
+            before = tl.atomic_add(arrived + unit * HEADS + head, 1, sem="acq_rel", scope="gpu")
+            if before == parts - 1:
+                tl.debug_barrier()
+                both, weight = _add_up(sums, states, begin, share, parts, KEPT, WIDTH, PARTS)
+                _write(
+                    both, weight, out, out_token_stride, out_head_stride, first, size, head,
+                    GROUP, DIM,
+                )  # fmt: skip
+                tl.store(arrived + unit * HEADS + head, 0)
+        at = stop
+        unit += (stop == (line + tiles) * HEADS).to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["layer", "table_stride", "max_units", "window"])
+def unit_kernel(  # noqa: PLR0913
+    queries, kv, table, out, units, totals, layer, q_stride, out_token_stride, out_head_stride,
+    page_stride, layer_stride, values_stride, head_stride, token_stride, table_stride, max_units,
+    window, scale, soft_cap,
+    HEADS: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Whole units, one after the other, the last (of most tiles) first."""
+    num_units = tl.load(totals)
+    kv += layer.to(tl.int64) * layer_stride
+    for item in tl.range(tl.program_id(0), num_units * HEADS, tl.num_programs(0)):
+        unit = num_units - 1 - item // HEADS
+        head = item % HEADS
+        page_row = tl.load(units + unit)
+        first = tl.load(units + max_units + unit)
+        start = tl.load(units + 2 * max_units + unit)
+        size = tl.load(units + 3 * max_units + unit)
+        skipped = 0
+        if WINDOW:
+            skipped = tl.maximum(start - window + 1, 0) // TILE
+        last_tile = (start + size + TILE - 1) // TILE
+        acc, _, total = _attend_run(
+            queries, q_stride, kv + head * head_stride, values_stride, page_stride, token_stride,
+            table + page_row.to(tl.int64) * table_stride, skipped, last_tile, first, start, size, head, scale, soft_cap, window,
+            GROUP, TOKENS, ROWS, TILE, PAGE, DIM, WIDTH, WINDOW, SOFT_CAP, PRECISION,
+        )  # fmt: skip
+        _write(acc, total, out, out_token_stride, out_head_stride, first, size, head, GROUP, DIM)

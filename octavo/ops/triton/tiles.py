@@ -1,0 +1,113 @@
+"""Tile choices, measured once a card and committed: nothing is tuned at start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Card:
+    """What choices depend on. ``shared_bytes`` is the most shared memory a program may have."""
+
+    name: str
+    capability: int  # 90 for compute capability 9.0; 0 without a GPU
+    multiprocessors: int
+    shared_bytes: int
+
+    @classmethod
+    def of(cls, device: torch.device) -> Card:
+        if device.type != "cuda":
+            return cls("interpreter", 0, 3, 1 << 20)
+        facts = torch.cuda.get_device_properties(device)
+        shared = getattr(facts, "shared_memory_per_block_optin", 64 << 10)
+        return cls(facts.name, facts.major * 10 + facts.minor, facts.multi_processor_count, shared)
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One attention kernel's shape: query rows a unit, KV tokens a tile, warps, tiles loaded
+    ahead, programs a multiprocessor, tiles a share at least."""
+
+    rows: int
+    tokens: int
+    warps: int
+    ahead: int
+    programs: int
+    least: int = 1
+
+    @property
+    def stages(self) -> int:
+        """Triton's stages: one to compute, and two a tile ahead, for its pages and for it."""
+        return 2 * self.ahead + 1
+
+    def fitted(self, head_dim: int, element_bytes: int, shared_bytes: int) -> Tile:
+        """With fewer tiles ahead, then smaller ones, where keys and values would not fit."""
+        tile = self
+        while _tile_bytes(tile, head_dim, element_bytes) > shared_bytes:
+            if tile.ahead > 1:
+                tile = replace(tile, ahead=tile.ahead - 1)
+            elif tile.tokens > 16:
+                tile = replace(tile, tokens=tile.tokens // 2)
+            else:
+                break
+        return tile
+
+
+def _tile_bytes(tile: Tile, head_dim: int, element_bytes: int) -> int:
+    kv = 2 * tile.tokens * (tile.ahead + 1)
+    return (kv + tile.rows) * head_dim * element_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class CardTiles:
+    """Choices by largest head size, ascending; of few and of many queries a row."""
+
+    capability: int
+    few: dict[int, Tile]
+    many: dict[int, Tile]
+
+
+H200 = CardTiles(
+    capability=90,
+    few={
+        64: Tile(rows=16, tokens=64, warps=2, ahead=2, programs=4),
+        128: Tile(rows=16, tokens=64, warps=2, ahead=1, programs=3),
+        256: Tile(rows=16, tokens=32, warps=2, ahead=1, programs=3),
+    },
+    many={
+        64: Tile(rows=128, tokens=128, warps=8, ahead=1, programs=2),
+        128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=2),
+        256: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
+    },
+)
+
+AMPERE = CardTiles(
+    capability=80,
+    few={
+        64: Tile(rows=16, tokens=64, warps=4, ahead=1, programs=3),
+        256: Tile(rows=16, tokens=32, warps=4, ahead=1, programs=3),
+    },
+    many={
+        128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
+        256: Tile(rows=64, tokens=32, warps=4, ahead=1, programs=2),
+    },
+)
+
+_TABLES = (AMPERE, H200)  # ascending capability; AMPERE is sized to fit, not measured
+
+
+def tiles_for(card: Card) -> CardTiles:
+    """The table of the newest card that is not newer than this one."""
+    older = [tiles for tiles in _TABLES if tiles.capability <= card.capability]
+    return older[-1] if older else _TABLES[0]
+
+
+def pick(table: dict[int, Tile], head_dim: int, group: int) -> Tile:
+    """The entry of the nearest head size from above, with room for the heads of a group."""
+    tile = next((table[size] for size in sorted(table) if size >= head_dim), table[max(table)])
+    rows = tile.rows
+    while rows < group:
+        rows *= 2
+    return replace(tile, rows=rows)
