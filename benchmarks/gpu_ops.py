@@ -2,276 +2,37 @@
 
 Every operation is compared with float64 on fresh random inputs and poisoned outputs, and with the
 error of torch's own composition in the same type. Timings are of captured graphs, over more
-memory than the L2 cache holds; share = KV bytes over time over the card's read bandwidth. ``--dry-run``
-does the same on tiny shapes in Triton's interpreter, where times mean nothing.
+memory than the L2 cache holds; share = KV bytes over time over the card's read bandwidth.
+``--dry-run`` does the same on tiny shapes in Triton's interpreter, where times mean nothing.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import math
-import os
-import random
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-DRY = "--dry-run" in sys.argv
-if DRY:
-    os.environ["TRITON_INTERPRET"] = "1"
+from benchmarks.gpu_cases import (  # isort: skip  (before Triton is imported)
+    CARD, DEVICE, DRY, LLAMA_8B, Shape, decode_cases, fresh, make_meta, prefill_cases,
+)  # fmt: skip
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-if DRY:
-    import tests.fakes.interpreter  # noqa: F401
-from octavo.ops.api import GroupMeta, Ops
+from benchmarks.gpu_checks import attention_checks, row_checks
+from octavo.ops.api import GroupMeta
 from octavo.ops.triton.backend import TritonOps
-from octavo.ops.triton.tiles import Card, CardTiles, Tile, pick, tiles_for
+from octavo.ops.triton.tiles import CardTiles, Tile, pick, tiles_for
 
 READ_TB_S = 4.33  # measured on the H200
-DEVICE = torch.device("cpu" if DRY else "cuda")
-CARD = Card.of(DEVICE)
-NAN = float("nan")
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A layer group's attention."""
-
-    heads: int
-    kv_heads: int
-    dim: int
-    layers: int
-    page: int = 16
-
-
-LLAMA_8B = Shape(8, 2, 16, 2) if DRY else Shape(32, 8, 128, 32)
-QWEN_06B = Shape(4, 2, 16, 2) if DRY else Shape(16, 8, 128, 28)
-
-
-def make_meta(
-    rows: list[tuple[int, int]], page: int, *, window: int = 0, spare: int = 0
-) -> tuple[GroupMeta, int]:
-    """(queries, context) a row, on scattered pages; the metadata and the number of pages. Entries
-    past a row's context, and behind its window, are wild."""
-    needed = [-(-context // page) for _, context in rows]
-    order = (torch.randperm(sum(needed)) + 1).tolist()
-    width = max(needed) + spare
-    table = torch.full((len(rows), width), 1 << 30, dtype=torch.int32)
-    places = []
-    for row, (count, context) in enumerate(rows):
-        pages = [order.pop() for _ in range(needed[row])]
-        dead = max(0, context - count - window + 1) // page if window else 0
-        table[row, dead : needed[row]] = torch.tensor(pages[dead:], dtype=torch.int32)
-        places += [(pages[p // page], p % page) for p in range(context - count, context)]
-    counts = torch.tensor([0] + [count for count, _ in rows])
-    place = torch.tensor(places).view(-1, 2)
-    meta = GroupMeta(
-        query_start=counts.cumsum(0).to(torch.int32).to(DEVICE),
-        context_len=torch.tensor([c for _, c in rows], dtype=torch.int32, device=DEVICE),
-        page_table=table.to(DEVICE),
-        page=place[:, 0].to(DEVICE),
-        offset=place[:, 1].to(DEVICE),
-        page_size=page,
-        max_query=max(count for count, _ in rows),
-        max_context=max(context for _, context in rows),
-        window=window,
-    )
-    return meta, sum(needed) + 1
-
-
-def fresh(meta: GroupMeta) -> GroupMeta:
-    return replace(meta, cache={})
-
-
-# -- checks -----------------------------------------------------------------------------------
-
-
-def row_error(x: Tensor, ref: Tensor) -> float:
-    """Largest |x - ref| over the largest |ref| of its row; infinite if something is not finite."""
-    if not x.isfinite().all():
-        return math.inf
-    x, ref = x.double().flatten(0, -2), ref.double().flatten(0, -2)
-    error = (x - ref).abs().amax(-1) / ref.abs().amax(-1).clamp_min(1e-30)
-    return error.max().item()
-
-
-def judge(name: str, dtype: torch.dtype, ours: Tensor, theirs: Tensor, ref: Tensor) -> dict:
-    """Ours must be within 1e-2 of the row's largest value, and 1.5 times torch's own error."""
-    mine, torchs = row_error(ours, ref), row_error(theirs, ref)
-    floor = 1e-6 if dtype is torch.float32 else 0.0
-    ok = mine <= 1e-2 and mine <= max(1.5 * torchs, floor)
-    return {"check": name, "dtype": str(dtype)[6:], "error": mine, "torch": torchs, "ok": ok}
-
-
-def dense_rows(
-    kv: Tensor, layer: int, meta: GroupMeta
-) -> Iterator[tuple[int, int, Tensor, Tensor]]:
-    """First query, end, and keys and values [C, K, D] of each row, zeros behind the window."""
-    starts, contexts = meta.query_start.tolist(), meta.context_len.tolist()
-    for row, context in enumerate(contexts):
-        begin, end = starts[row], starts[row + 1]
-        if begin == end:
-            continue
-        low = max(0, context - (end - begin) - meta.window + 1) if meta.window else 0
-        pages = meta.page_table[row, : -(-context // meta.page_size)].long()
-        pages = torch.where(pages < kv.shape[0], pages, 0)
-        span = kv[pages, layer]
-        k, v = (span[:, i].transpose(1, 2).flatten(0, 1)[:context].clone() for i in (0, 1))
-        k[:low], v[:low] = 0, 0
-        yield begin, end, k, v
-
-
-def plain_attention(
-    q: Tensor, k: Tensor, v: Tensor, window: int, scale: float, cap: float
-) -> Tensor:
-    """In the type of its arguments: [Q, H, D] over [C, K, D]."""
-    group = q.shape[1] // k.shape[1]
-    k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
-    scores = torch.einsum("qhd,chd->hqc", q, k) * scale
-    if cap:
-        scores = cap * torch.tanh(scores / cap)
-    key = torch.arange(k.shape[0], device=q.device)
-    query = key[k.shape[0] - q.shape[0] :, None]
-    hidden = key > query
-    if window:
-        hidden |= key <= query - window
-    return torch.einsum("hqc,chd->qhd", scores.masked_fill(hidden, -math.inf).softmax(-1), v)
-
-
-def check_attention(
-    ops: TritonOps, shape: Shape, rows: list[tuple[int, int]], dtype: torch.dtype, window: int,
-    cap: float,
-) -> dict:  # fmt: skip
-    meta, num_pages = make_meta(rows, shape.page, window=window)
-    kv = torch.full((num_pages, 2, 2, shape.kv_heads, shape.page, shape.dim), NAN)
-    kv = kv.to(DEVICE, dtype)
-    for row, (_, context) in enumerate(rows):  # what nobody wrote stays NaN
-        for at, page in enumerate(meta.page_table[row].tolist()):
-            filled = min(shape.page, context - at * shape.page)
-            if page < num_pages and filled > 0:
-                kv[page, 1, :, :, :filled].normal_()
-    tokens = sum(count for count, _ in rows)
-    q = torch.randn(tokens + 3, shape.heads, shape.dim).to(DEVICE, dtype)
-    out = torch.full_like(q, NAN)
-    scale = shape.dim**-0.5
-    ops.attend(q, kv, 1, meta, out, scale, cap)
-    again = torch.full_like(q, NAN)
-    ops.attend(q, kv, 1, fresh(meta), again, scale, cap)
-    ref, theirs = q.double(), q.clone()
-    for begin, end, k, v in dense_rows(kv, 1, meta):
-        part = q[begin:end]
-        ref[begin:end] = plain_attention(part.double(), k.double(), v.double(), window, scale, cap)
-        theirs[begin:end] = plain_attention(part, k, v, window, scale, cap)
-    name = f"attend {shape.heads}/{shape.kv_heads}x{shape.dim} page {shape.page}"
-    name += f" rows {len(rows)} queries {meta.max_query} window {window} cap {cap:g}"
-    result = judge(name, dtype, out[:tokens], theirs[:tokens], ref[:tokens])
-    equal = torch.equal(out[:tokens], again[:tokens]) and bool(out[tokens:].isnan().all())
-    return result | {"ok": result["ok"] and equal, "bit_equal": equal}
-
-
-def attention_checks(ops: TritonOps) -> Iterator[dict]:
-    draw = random.Random(time.time_ns())
-    most = 90 if DRY else 3000
-
-    def row(queries: int) -> tuple[int, int]:
-        count = draw.randint(1, queries)
-        return count, count + draw.randint(0, most)
-
-    def ones(n: int) -> list[tuple[int, int]]:
-        return [(1, draw.randint(1, most)) for _ in range(n)]
-
-    def mixed(n: int) -> list[tuple[int, int]]:
-        return [row(4), (0, 0), *(row(most // 4) for _ in range(n)), *ones(n), row(40)]
-
-    heads = [(4, 2, 16)] if DRY else [(32, 8, 128), (16, 8, 128), (28, 4, 128), (8, 8, 64),
-                                      (6, 2, 96), (16, 2, 80), (8, 2, 256), (32, 1, 64)]  # fmt: skip
-    dtypes = (torch.float16, torch.float32) if DRY else (torch.bfloat16, torch.float16)
-    for h, k, d in heads:
-        for dtype in dtypes:
-            for page in (16, 64) if h in (4, 32) else (32,):
-                shape = Shape(h, k, d, 2, page)
-                yield check_attention(ops, shape, ones(1), dtype, 0, 0.0)
-                yield check_attention(ops, shape, ones(3 if DRY else 60), dtype, 0, 0.0)
-                yield check_attention(ops, shape, mixed(2), dtype, 0, 0.0)
-                yield check_attention(ops, shape, mixed(2), dtype, 40 if DRY else 700, 5.0)
-                yield check_attention(ops, shape, ones(3), dtype, 40 if DRY else 700, 30.0)
-    if not DRY:
-        shape = Shape(8, 2, 64, 2)
-        yield check_attention(ops, shape, mixed(1), torch.float32, 0, 0.0)
-        yield check_attention(ops, shape, ones(9), torch.float32, 100, 0.0)
-
-
-def row_checks(ops: TritonOps) -> Iterator[dict]:
-    for dtype in (torch.float16, torch.float32) if DRY else (torch.bfloat16, torch.float16):
-        for count, size in ((3, 48),) if DRY else ((1, 4096), (130, 4096), (77, 1024), (5, 2880)):
-            x, residual = (torch.randn(count, size).to(DEVICE, dtype) for _ in range(2))
-            weight = torch.rand(size).to(DEVICE, dtype)
-            wide = [t.double() for t in (x, residual, weight)]
-            ref, torchs = Ops(), Ops()
-
-            def norm(x: Tensor, w: Tensor) -> Tensor:
-                return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-5) * w
-
-            ours = ops.rms_norm(x, weight, 1e-5)
-            theirs = torchs.rms_norm(x, weight, 1e-5)
-            yield judge(f"rms_norm {count}x{size}", dtype, ours, theirs, norm(wide[0], wide[2]))
-            total = wide[0] + wide[1]
-            theirs, their_sum = torchs.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
-            ours, our_sum = ops.add_rms_norm(x.clone(), residual.clone(), weight, 1e-5)
-            yield judge("add_rms_norm", dtype, ours, theirs, norm(total, wide[2]))
-            yield judge("add_rms_norm, sum", dtype, our_sum, their_sum, total)
-            gate, up = wide[0].chunk(2, -1)
-            ours, theirs = ops.silu_mul(x), torchs.silu_mul(x)
-            yield judge("silu_mul", dtype, ours, theirs, gate * gate.sigmoid() * up)
-            ids = torch.randint(0, count, (9,), device=DEVICE)
-            yield judge("embedding", dtype, ops.embedding(ids, x), x[ids], x[ids])
-            yield from rope_checks(ops, ref, dtype)
-
-
-def rope_checks(ops: TritonOps, torchs: Ops, dtype: torch.dtype) -> Iterator[dict]:
-    cases = ((4, 2, 16, 16),) if DRY else ((32, 8, 128, 128), (16, 8, 128, 128), (6, 2, 96, 32))
-    for heads, kv_heads, dim, rope_dim in cases:
-        meta, num_pages = make_meta([(1, 20), (5, 45), (1, 1)], 16)
-        qkv = torch.randn(7, (heads + 2 * kv_heads) * dim).to(DEVICE, dtype)
-        positions = torch.tensor([19, 40, 41, 42, 43, 44, 0], device=DEVICE)
-        angles = torch.rand(64, rope_dim // 2, dtype=torch.float64) * 6
-        table = torch.cat((angles.cos(), angles.sin()), -1).to(DEVICE)
-        for norms in (None, torch.rand(2, dim).to(DEVICE, dtype) + 0.5):
-            results = []
-            for op, kind in ((ops, dtype), (torchs, dtype), (_Double(), torch.float64)):
-                kv = torch.full((num_pages, 2, 2, kv_heads, 16, dim), NAN).to(DEVICE, kind)
-                pair = (None, None) if norms is None else norms.to(kind)
-                angle = table if kind is torch.float64 else table.float()
-                q = op.rope_and_write(
-                    qkv.to(kind), positions, angle, kv, 1, meta, heads, kv_heads, *pair
-                )
-                written = kv[meta.page, 1, :, :, meta.offset].flatten(1, 2)
-                clean = int(kv.isfinite().sum()) == written.numel()
-                results.append(torch.cat((q, written), 1) if clean else q * NAN)
-            name = f"rope {heads}/{kv_heads}x{dim}, {rope_dim} turned, norms {norms is not None}"
-            yield judge(name, dtype, *results)
-
-
-class _Double(Ops):
-    """The reference in float64."""
-
-    def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        return weight * x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
-
-    def rope_and_write(self, qkv: Tensor, *args: Any) -> Tensor:
-        return super().rope_and_write(qkv, *args)
-
-
-# -- timing -----------------------------------------------------------------------------------
 
 
 def graph_us(body: Callable[[], None], launches: int, rounds: int = 5) -> float:
@@ -333,45 +94,6 @@ class Pool:
                 ops.attend(q, self.kv, layer, step, out, shape.dim**-0.5)
 
         return graph_us(body, layers)
-
-
-def w1_contexts() -> list[int]:
-    """W1's requests in the middle of their outputs."""
-    draw = random.Random(0)
-    prompts = []
-    for _ in range(256):
-        length = draw.randint(100, 1024)
-        for _ in range(length):
-            draw.randint(0, 10000)
-        prompts.append(length)
-    return [length + draw.randint(100, 1024) // 2 for length in prompts]
-
-
-def decode_cases() -> dict[str, list[int]]:
-    if DRY:
-        return {"3x40": [40] * 3}
-    draw = random.Random(1)
-    return {
-        "1x256": [256],
-        "32x1k": [1024] * 32,
-        "128x1k": [1024] * 128,
-        "W1": w1_contexts(),
-        "ragged": [draw.randint(100, 2000) for _ in range(256)],
-        "512x300": [300] * 512,
-        "8x16k": [16384] * 8,
-    }
-
-
-def prefill_cases() -> dict[str, list[tuple[int, int]]]:
-    if DRY:
-        return {"1x60": [(60, 60)], "mixed": [(1, 50), (40, 60)]}
-    return {
-        "1x4096": [(4096, 4096)],
-        "32x4096": [(4096, 4096)] * 32,
-        "4x512@2048": [(512, 2048)] * 4,
-        "1x64@4096": [(64, 4096)],
-        "mixed": [(1, 1024)] * 128 + [(512, 1536)] * 2,
-    }
 
 
 def flops(shape: Shape, rows: list[tuple[int, int]]) -> float:
@@ -519,26 +241,44 @@ def robust(rows: list[dict]) -> list[tuple[float, str]]:
     return sorted((sum(v) / len(v), f"{max(v):.3f} {tile}") for tile, v in worst.items())
 
 
-def compile_share(index: int, count: int) -> None:
-    """Fill Triton's cache with every count-th variant, in a process of its own."""
+def prepare(index: int, count: int, out: Path) -> None:
+    """Every count-th check, and every count-th variant into Triton's cache."""
+    ops = TritonOps(CARD)
+    jobs: list[Callable[[], Iterable[dict]]] = [lambda: row_checks(ops), *attention_checks(ops)]
+    for few in few_variants():
+        jobs.append(lambda t=few: compile_variant(ops_with(few=t), [(1, 100)]))
+    for many in many_variants():
+        jobs.append(lambda t=many: compile_variant(ops_with(many=t), [(70, 100)] * 5))
+    rows = [row for job in jobs[index::count] for row in job()]
+    (out / f"checks-{index}.json").write_text(json.dumps(rows))
+
+
+def compile_variant(ops: TritonOps, rows: list[tuple[int, int]]) -> Iterable[dict]:
     shape = LLAMA_8B
-    pool = Pool(shape, 70, torch.bfloat16)
-    few, many = list(few_variants()), list(many_variants())
-    jobs = [("few", t) for t in few] + [("many", t) for t in many]
-    for kind, tile in jobs[index::count]:
-        ops = ops_with(few=tile) if kind == "few" else ops_with(many=tile)
-        rows = [(1, 100)] if kind == "few" else [(70, 100)] * 5
-        meta, _ = make_meta(rows, shape.page)
-        q = torch.zeros(sum(n for n, _ in rows), shape.heads, shape.dim).to(DEVICE, torch.bfloat16)
-        ops.attend(q, pool.kv, 0, meta, torch.empty_like(q), 1.0)
+    meta, num_pages = make_meta(rows, shape.page)
+    kv = torch.zeros(
+        (num_pages, shape.layers, 2, shape.kv_heads, shape.page, shape.dim), device=DEVICE
+    ).to(torch.bfloat16)
+    q = torch.zeros(sum(n for n, _ in rows), shape.heads, shape.dim).to(DEVICE, torch.bfloat16)
+    ops.attend(q, kv, 0, meta, torch.empty_like(q), 1.0)
     torch.cuda.synchronize()
+    return ()
 
 
-def compile_all(count: int = 12) -> None:
-    command = [sys.executable, __file__, "--out", "/dev/null", "--compile"]
+def prepare_all(out: Path, count: int = 14) -> list[dict]:
+    """Checks and compilations in parallel processes: the results of the checks."""
+    command = [sys.executable, __file__, "--out", str(out), "--prepare"]
     workers = [subprocess.Popen([*command, f"{i}/{count}"]) for i in range(count)]
-    for worker in workers:
-        worker.wait()
+    codes = [worker.wait() for worker in workers]
+    rows = []
+    for index, code in enumerate(codes):
+        path = out / f"checks-{index}.json"
+        if code == 0:
+            rows += json.loads(path.read_text())
+            path.unlink()
+        else:
+            rows.append({"check": f"process {index} of {count}", "ok": False, "code": code})
+    return rows
 
 
 def main() -> None:
@@ -546,10 +286,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--only", default="check,decode,prefill,rows")
-    parser.add_argument("--compile", help=argparse.SUPPRESS)
+    parser.add_argument("--prepare", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.compile:
-        compile_share(*map(int, args.compile.split("/")))
+    if args.prepare:
+        index, count = map(int, args.prepare.split("/"))
+        prepare(index, count, args.out)
         return
     start = time.time()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -562,17 +303,16 @@ def main() -> None:
         return rows
 
     wanted = args.only.split(",")
-    if not DRY and {"decode", "prefill"} & set(wanted):
-        compile_all()
-        print(f"compiled: {time.time() - start:.0f} s", flush=True)
     ops = TritonOps(CARD)
-    failed = []
-    if "check" in wanted:
-        checks = save("checks", [*row_checks(ops), *attention_checks(ops)])
-        failed = [row for row in checks if not row["ok"]]
-        for row in failed:
-            print("FAILED", row)
-        print(f"{len(checks)} checks, {len(failed)} failed", flush=True)
+    checks = []
+    if not DRY:
+        checks = save("checks", prepare_all(args.out))
+    elif "check" in wanted:
+        jobs = [lambda: row_checks(ops), *attention_checks(ops)]
+        checks = save("checks", [row for job in jobs for row in job()])
+    failed = [row for row in checks if not row["ok"]]
+    print(*(f"FAILED {row}" for row in failed), sep="\n")
+    print(f"{len(checks)} checks, {len(failed)} failed", flush=True)
     dtype = torch.float32 if DRY else torch.bfloat16
     pool = None
     if {"decode", "prefill"} & set(wanted):
@@ -585,6 +325,9 @@ def main() -> None:
         )
         show(best(rows, 4))
         print(*robust(rows)[:8], sep="\n")
+        for case, contexts in decode_cases().items():
+            meta, _ = make_meta([(1, c) for c in contexts], LLAMA_8B.page)
+            print(f"one layer with its planning: {case} {pool.attend_us(ops, meta, 1):.1f} us")
     if pool and "prefill" in wanted:
         rows = save("prefill", list(time_prefill(pool, many, (1,) if DRY else (1, 2, 3, 64))))
         show(best(rows, 4))

@@ -264,7 +264,8 @@ def unit_kernel(  # noqa: PLR0913
         last_tile = (start + size + TILE - 1) // TILE
         acc, _, total = _attend_run(
             queries, q_stride, kv + head * head_stride, values_stride, page_stride, token_stride,
-            table + page_row.to(tl.int64) * table_stride, skipped, last_tile, first, start, size, head, scale, soft_cap, window,
+            table + page_row.to(tl.int64) * table_stride, skipped, last_tile, first, start, size,
+            head, scale, soft_cap, window,
             GROUP, TOKENS, ROWS, TILE, PAGE, DIM, WIDTH, WINDOW, SOFT_CAP, PRECISION,
         )  # fmt: skip
         _write(acc, total, out, out_token_stride, out_head_stride, first, size, head, GROUP, DIM)

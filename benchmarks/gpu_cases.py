@@ -1,0 +1,114 @@
+"""What the GPU operations are checked and timed on: shapes, lengths, metadata.
+
+``DRY``: tiny shapes on CPU, in Triton's interpreter.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sys
+from dataclasses import dataclass, replace
+
+DRY = "--dry-run" in sys.argv
+if DRY:
+    os.environ["TRITON_INTERPRET"] = "1"
+    import tests.fakes.interpreter  # noqa: F401
+
+import torch
+
+from octavo.ops.api import GroupMeta
+from octavo.ops.triton.tiles import Card
+
+DEVICE = torch.device("cpu" if DRY else "cuda")
+CARD = Card.of(DEVICE)
+DTYPES = (torch.float16, torch.float32) if DRY else (torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A layer group's attention."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    layers: int
+    page: int = 16
+
+
+LLAMA_8B = Shape(8, 2, 16, 2) if DRY else Shape(32, 8, 128, 32)
+QWEN_06B = Shape(4, 2, 16, 2) if DRY else Shape(16, 8, 128, 28)
+
+
+def make_meta(
+    rows: list[tuple[int, int]], page: int, *, window: int = 0, spare: int = 0
+) -> tuple[GroupMeta, int]:
+    """(queries, context) a row, on scattered pages; the metadata and the number of pages. Entries
+    past a row's context, and behind its window, are wild."""
+    needed = [-(-context // page) for _, context in rows]
+    order = (torch.randperm(sum(needed)) + 1).tolist()
+    width = max(needed) + spare
+    table = torch.full((len(rows), width), 1 << 30, dtype=torch.int32)
+    places = []
+    for row, (count, context) in enumerate(rows):
+        pages = [order.pop() for _ in range(needed[row])]
+        dead = max(0, context - count - window + 1) // page if window else 0
+        table[row, dead : needed[row]] = torch.tensor(pages[dead:], dtype=torch.int32)
+        places += [(pages[p // page], p % page) for p in range(context - count, context)]
+    counts = torch.tensor([0] + [count for count, _ in rows])
+    place = torch.tensor(places).view(-1, 2)
+    meta = GroupMeta(
+        query_start=counts.cumsum(0).to(torch.int32).to(DEVICE),
+        context_len=torch.tensor([c for _, c in rows], dtype=torch.int32, device=DEVICE),
+        page_table=table.to(DEVICE),
+        page=place[:, 0].to(DEVICE),
+        offset=place[:, 1].to(DEVICE),
+        page_size=page,
+        max_query=max(count for count, _ in rows),
+        max_context=max(context for _, context in rows),
+        window=window,
+    )
+    return meta, sum(needed) + 1
+
+
+def fresh(meta: GroupMeta) -> GroupMeta:
+    return replace(meta, cache={})
+
+
+def w1_contexts() -> list[int]:
+    """W1's requests in the middle of their outputs."""
+    draw = random.Random(0)
+    prompts = []
+    for _ in range(256):
+        length = draw.randint(100, 1024)
+        for _ in range(length):
+            draw.randint(0, 10000)
+        prompts.append(length)
+    return [length + draw.randint(100, 1024) // 2 for length in prompts]
+
+
+def decode_cases() -> dict[str, list[int]]:
+    if DRY:
+        return {"3x40": [40] * 3}
+    draw = random.Random(1)
+    return {
+        "1x256": [256],
+        "32x1k": [1024] * 32,
+        "128x1k": [1024] * 128,
+        "W1": w1_contexts(),
+        "ragged": [draw.randint(100, 2000) for _ in range(256)],
+        "512x300": [300] * 512,
+        "8x16k": [16384] * 8,
+    }
+
+
+def prefill_cases() -> dict[str, list[tuple[int, int]]]:
+    if DRY:
+        return {"1x60": [(60, 60)], "mixed": [(1, 50), (40, 60)]}
+    return {
+        "1x4096": [(4096, 4096)],
+        "32x4096": [(4096, 4096)] * 32,
+        "4x512@2048": [(512, 2048)] * 4,
+        "1x64@4096": [(64, 4096)],
+        "mixed": [(1, 1024)] * 128 + [(512, 1536)] * 2,
+    }
