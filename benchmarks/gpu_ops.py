@@ -249,7 +249,13 @@ def prepare(index: int, count: int, out: Path) -> None:
         jobs.append(lambda t=few: compile_variant(ops_with(few=t), [(1, 100)]))
     for many in many_variants():
         jobs.append(lambda t=many: compile_variant(ops_with(many=t), [(70, 100)] * 5))
-    rows = [row for job in jobs[index::count] for row in job()]
+    rows: list[dict] = []
+    for number in range(index, len(jobs), count):
+        try:
+            rows += jobs[number]()
+        except Exception as error:
+            last = str(error).strip().splitlines()[-1:]
+            rows.append({"check": f"job {number}", "ok": False, "error": f"{type(error)} {last}"})
     (out / f"checks-{index}.json").write_text(json.dumps(rows))
 
 

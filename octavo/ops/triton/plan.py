@@ -114,15 +114,15 @@ def _plan_kernel(  # noqa: PLR0913
         unit = base + tl.arange(0, BLOCK)
         live = unit < num_units
         at = tl.minimum(_count_upto(unit_ends, unit, num_rows, 1, ROW_BITS), num_rows - 1)
-        start = tl.load(query_start + at)
-        count = tl.load(query_start + at + 1) - start
+        row_start = tl.load(query_start + at)
+        row_count = tl.load(query_start + at + 1) - row_start
         skipped = TOKENS * (unit - tl.load(unit_ends + at - 1, mask=at > 0, other=0))
-        position = tl.load(context_len + at) - count + skipped
-        size = tl.minimum(count - skipped, TOKENS)
+        position = tl.load(context_len + at) - row_count + skipped
+        size = tl.minimum(row_count - skipped, TOKENS)
         first_tile = tl.where(window > 0, tl.maximum(position - window + 1, 0) // TILE, 0)
         unit_tiles = tl.where(live, (position + size + TILE - 1) // TILE - first_tile, 0)
         tl.store(units + unit, at, mask=live)
-        tl.store(units + max_units + unit, start + skipped, mask=live)
+        tl.store(units + max_units + unit, row_start + skipped, mask=live)
         tl.store(units + 2 * max_units + unit, position, mask=live)
         tl.store(units + 3 * max_units + unit, size, mask=live)
         tl.store(tiles_before + unit + 1, tiles + tl.cumsum(unit_tiles, 0), mask=live)
