@@ -89,7 +89,6 @@ def _runner(
     sampler = Sampler(
         max_num_seqs=config.max_num_seqs,
         vocab_size=spec.vocab_size,
-        max_model_len=config.max_model_len,
         device=device,
     )
     windows = [group.window for group in groups]

@@ -43,11 +43,19 @@ class Health:
     detail: str = ""
 
 
+class DeltaSource(Protocol):
+    """A request's deltas in order; ``close`` forgets them (it does not abort the request)."""
+
+    def __aiter__(self) -> AsyncIterator[Delta]: ...
+
+    def close(self) -> None: ...
+
+
 class EngineClient(Protocol):
     async def ready(self) -> EngineInfo:
         """Wait until the engine is warm. Raises :class:`EngineUnavailable` if it dies first."""
 
-    def submit(self, request: Request) -> AsyncIterator[Delta]:
+    def submit(self, request: Request) -> DeltaSource:
         """Send a request; yields its deltas, the last with ``finish`` set. Registers the
         stream before anything is sent, so no delta can be missed. A dead engine raises
         :class:`EngineUnavailable` from the iterator."""

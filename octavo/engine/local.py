@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.core.errors import EngineUnavailable, ServerError
@@ -14,7 +14,7 @@ from octavo.engine.client import EngineInfo, Health
 from octavo.engine.driver import Call, Driver
 from octavo.engine.loop import EngineLoop
 from octavo.engine.status import StatusLog
-from octavo.engine.streams import Streams
+from octavo.engine.streams import DeltaStream, Streams
 
 _FRONT = "local"
 
@@ -45,7 +45,7 @@ class LocalClient:
         assert self._info is not None
         return await asyncio.shield(self._info)
 
-    def submit(self, request: Request) -> AsyncIterator[Delta]:
+    def submit(self, request: Request) -> DeltaStream:
         driver = self._serving()
         stream = self._streams.open(request.id)
         driver.inbox.put((_FRONT, request))

@@ -22,6 +22,7 @@ from octavo.engine.children import (
     read_orders,
     report,
     set_up_logging,
+    settle_garbage,
     watch_parent,
 )
 from octavo.engine.client import EngineInfo
@@ -51,6 +52,7 @@ class EngineProcess:
         loop, info = build_engine(self._orders.config, self._progress)
         status = StatusLog(info.device) if self._orders.config.log_stats else None
         self._driver = Driver(loop, self._emit, status)
+        settle_garbage()
         self._announce(info)
         self._driver.run()
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from octavo.core.errors import EngineUnavailable, ServerError
-from octavo.core.plan import Delta
 from octavo.core.request import Request
 from octavo.engine import wire
 from octavo.engine.client import EngineInfo, Health
-from octavo.engine.streams import Streams
+from octavo.engine.streams import DeltaStream, Streams
 
 CONNECT_RETRY_SECONDS = 0.05
 
@@ -47,7 +46,7 @@ class SocketClient:
         assert self._info is not None
         return await asyncio.shield(self._info)
 
-    def submit(self, request: Request) -> AsyncIterator[Delta]:
+    def submit(self, request: Request) -> DeltaStream:
         stream = self._streams.open(request.id)
         self._send(wire.Submit(request))
         return stream

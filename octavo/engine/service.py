@@ -9,7 +9,8 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import secrets
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
+from contextlib import aclosing
 from typing import Any
 
 from octavo.core.errors import EngineFault
@@ -36,6 +37,7 @@ class Service:
         self.client = client
         self.text = text
         self.limits = limits
+        self._warm = False
 
     async def start(self) -> None:
         """Wait until the engine is warm, then take its real limits."""
@@ -49,6 +51,7 @@ class Service:
         )
         self.text.max_model_len = self.info.max_model_len
         await self.text.warm_up()
+        self._warm = True
 
     def prepare(
         self,
@@ -73,23 +76,24 @@ class Service:
 
     async def stream(
         self, requests: list[Request], params: SamplingParams
-    ) -> AsyncIterator[tuple[int, Chunk]]:
+    ) -> AsyncGenerator[tuple[int, Chunk]]:
         """Chunks of all choices as they come: (choice index, chunk).
 
         The last chunk of a choice has ``finish``. An engine fault raises, and leaving the iterator
         early (or being cancelled) aborts what is still running.
         """
-        merged: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
-        choices = [
-            _Choice(i, request, self.text.open_stream(params), self.client, merged)
-            for i, request in enumerate(requests)
-        ]
-        if len(choices) == 1:  # the common case needs neither tasks nor a queue
-            async for item in choices[0].chunks():
-                yield item
-            return
-        tasks = [asyncio.create_task(choice.pump()) for choice in choices]
+        choices: list[_Choice] = []
+        tasks: list[asyncio.Task[None]] = []
         try:
+            for index, request in enumerate(requests):
+                choices.append(_Choice(index, request, self.text.open_stream(params), self.client))
+            if len(choices) == 1:  # the common case needs neither tasks nor a queue
+                async with aclosing(choices[0].chunks()) as chunks:
+                    async for item in chunks:
+                        yield item
+                return
+            merged: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
+            tasks += [asyncio.create_task(choice.pump(merged)) for choice in choices]
             open_choices = len(choices)
             while open_choices:
                 news = await merged.get()
@@ -100,56 +104,55 @@ class Service:
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            for choice in choices:
+                choice.close()
 
     def health(self) -> Health:
-        return self.client.health()
+        """The engine's, but not serving before the text side is warm too."""
+        health = self.client.health()
+        if health.serving and not self._warm:
+            return Health(False, "starting", "warming up the tokenizer")
+        return health
 
     async def control(self, name: str, args: Mapping[str, Any] | None = None) -> Any:
         return await self.client.control(name, args)
 
 
 class _Choice:
-    """One request on its way: deltas in, chunks out, aborted unless it ended by itself."""
+    """One request on its way: deltas in, chunks out. Its stream is open before anyone awaits."""
 
     def __init__(
-        self,
-        index: int,
-        request: Request,
-        text: TextStream,
-        client: EngineClient,
-        merged: asyncio.Queue[tuple[int, Chunk] | Exception],
+        self, index: int, request: Request, text: TextStream, client: EngineClient
     ) -> None:
         self._index = index
-        self._request = request
+        self._id = request.id
         self._text = text
         self._client = client
-        self._merged = merged
-        self._deltas = client.submit(request)  # registered before anyone awaits
+        self._ended = False
+        self._deltas = client.submit(request)
 
-    async def chunks(self) -> AsyncIterator[tuple[int, Chunk]]:
-        ended = False
-        try:
-            async for delta in self._deltas:
-                ended = delta.finish is not None
-                if delta.finish == "error":
-                    raise EngineFault(
-                        delta.error or "The engine failed on this request.", code=delta.error_code
-                    )
-                chunk = self._text.push(delta)
-                yield self._index, chunk
-                if chunk.finish is not None:  # a stop string may end it before the engine does
-                    return
-        finally:
-            if not ended:
-                self._client.abort(self._request.id)
-                close = getattr(self._deltas, "close", None)
-                if close is not None:
-                    close()
+    async def chunks(self) -> AsyncGenerator[tuple[int, Chunk]]:
+        async for delta in self._deltas:
+            self._ended = delta.finish is not None
+            if delta.finish == "error":
+                raise EngineFault(
+                    delta.error or "The engine failed on this request.", code=delta.error_code
+                )
+            chunk = self._text.push(delta)
+            yield self._index, chunk
+            if chunk.finish is not None:  # a stop string ends it before the engine does
+                return
 
-    async def pump(self) -> None:
+    async def pump(self, merged: asyncio.Queue[tuple[int, Chunk] | Exception]) -> None:
         try:
             async for item in self.chunks():
-                self._merged.put_nowait(item)
+                merged.put_nowait(item)
         except Exception as error:  # handed to the consumer, who raises it
-            self._merged.put_nowait(error)
+            merged.put_nowait(error)
+
+    def close(self) -> None:
+        """Forget the stream; abort the request unless it has ended by itself."""
+        self._deltas.close()
+        if not self._ended:
+            self._ended = True
+            self._client.abort(self._id)

@@ -15,6 +15,8 @@ from octavo.config.facts import read_host_facts
 from octavo.config.load import ARGUMENT, load_options
 from octavo.config.options import Options
 from octavo.config.resolve import Config, resolve
+from octavo.core.errors import InvalidRequest, StartupError
+from octavo.core.sampling import SamplingParams
 from octavo.core.validation import Limits
 from octavo.engine.client import EngineInfo
 from octavo.text.chat import load_chat_template
@@ -35,7 +37,12 @@ def prepare(options: Options) -> Config:
 
     In the result ``model`` is a path on this machine. Raises :class:`StartupError`.
     """
-    located = locate(options.model, revision=options.revision, cache_dir=options.download_dir)
+    located = locate(
+        options.model,
+        revision=options.revision,
+        cache_dir=options.download_dir,
+        weights=not options.load_format.startswith("dummy"),
+    )
     names = options.served_model_name or (located.name,)
     options = dataclasses.replace(
         options, model=str(located.path), served_model_name=names, tokenizer=_tokenizer(options)
@@ -47,7 +54,7 @@ def prepare(options: Options) -> Config:
 def _tokenizer(options: Options) -> str | None:
     if options.tokenizer is None:
         return None
-    return str(locate(options.tokenizer, cache_dir=options.download_dir).path)
+    return str(locate(options.tokenizer, cache_dir=options.download_dir, weights=False).path)
 
 
 def read_checkpoint(options: Options) -> Checkpoint:
@@ -104,4 +111,9 @@ def sampling_defaults(config: Config) -> dict[str, Any]:
     found = {**found, **(config.override_generation_config or {})}
     if "max_new_tokens" in found:
         found["max_tokens"] = found["max_new_tokens"]
-    return {name: found[name] for name in SAMPLING_DEFAULTS if found.get(name) is not None}
+    defaults = {name: found[name] for name in SAMPLING_DEFAULTS if found.get(name) is not None}
+    try:
+        SamplingParams(**defaults)
+    except InvalidRequest as error:
+        raise StartupError(f"The generation config is not usable: {error.message}") from None
+    return defaults

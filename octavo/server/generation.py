@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain
-from typing import TypeAlias, cast
+from typing import TypeAlias
 
 from octavo.core.errors import EngineUnavailable, InvalidRequest, ModelNotFound
 from octavo.core.request import Request
@@ -119,8 +119,7 @@ class Generation:
 
     async def chunks(self) -> ChunkGenerator:
         """(choice index, chunk) as they come, counted. Closing it aborts what still runs."""
-        # Service.stream is an async generator; its declared type does not say so.
-        stream = cast("ChunkGenerator", self._service.stream(self._requests, self.params))
+        stream = self._service.stream(self._requests, self.params)
         try:
             async with aclosing(stream):
                 async for index, chunk in stream:

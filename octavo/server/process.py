@@ -81,6 +81,7 @@ async def _serve(orders: FrontOrders) -> None:
             shutdown_timeout_s=config.shutdown_timeout,
             log_level=config.uvicorn_log_level,
             access_log=not config.disable_access_log,
+            root_path=config.root_path,
             on_ready=lambda: report(kind="ready"),
         )
     await client.close()

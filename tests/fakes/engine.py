@@ -159,6 +159,10 @@ class FakeStream:
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._ended.wait(), seconds)
 
+    def close(self) -> None:
+        """Forget the deltas; the request runs on until it is aborted."""
+        self._over = True
+
     def _forget(self) -> None:
         self._over = True
         self._engine.open.pop(self._request.id, None)
