@@ -96,6 +96,12 @@ class Pool:
         return graph_us(body, layers)
 
 
+def pages_needed(page: int) -> int:
+    decodes = [[(1, c) for c in contexts] for contexts in decode_cases().values()]
+    cases = [*decodes, *prefill_cases().values()]
+    return 1 + max(sum(-(-context // page) for _, context in rows) for rows in cases)
+
+
 def flops(shape: Shape, rows: list[tuple[int, int]]) -> float:
     pairs = sum(n * c - n * (n - 1) / 2 for n, c in rows)
     return 4.0 * shape.heads * shape.dim * pairs
@@ -241,13 +247,15 @@ def robust(rows: list[dict]) -> list[tuple[float, str]]:
     return sorted((sum(v) / len(v), f"{max(v):.3f} {tile}") for tile, v in worst.items())
 
 
-def prepare(index: int, count: int, out: Path) -> None:
+def prepare(index: int, count: int, out: Path, only: str) -> None:
     """Every count-th check, and every count-th variant into Triton's cache."""
     ops = TritonOps(CARD)
-    jobs: list[Callable[[], Iterable[dict]]] = [lambda: row_checks(ops), *attention_checks(ops)]
-    for few in few_variants():
+    jobs: list[Callable[[], Iterable[dict]]] = []
+    if "check" in only:
+        jobs += [lambda: row_checks(ops), *attention_checks(ops)]
+    for few in few_variants() if "decode" in only else ():
         jobs.append(lambda t=few: compile_variant(ops_with(few=t), [(1, 100)]))
-    for many in many_variants():
+    for many in many_variants() if "prefill" in only else ():
         jobs.append(lambda t=many: compile_variant(ops_with(many=t), [(70, 100)] * 5))
     rows: list[dict] = []
     for number in range(index, len(jobs), count):
@@ -271,9 +279,9 @@ def compile_variant(ops: TritonOps, rows: list[tuple[int, int]]) -> Iterable[dic
     return ()
 
 
-def prepare_all(out: Path, count: int = 14) -> list[dict]:
+def prepare_all(out: Path, only: str, count: int = 14) -> list[dict]:
     """Checks and compilations in parallel processes: the results of the checks."""
-    command = [sys.executable, __file__, "--out", str(out), "--prepare"]
+    command = [sys.executable, __file__, "--out", str(out), "--only", only, "--prepare"]
     workers = [subprocess.Popen([*command, f"{i}/{count}"]) for i in range(count)]
     codes = [worker.wait() for worker in workers]
     rows = []
@@ -296,7 +304,7 @@ def main() -> None:
     args = parser.parse_args()
     if args.prepare:
         index, count = map(int, args.prepare.split("/"))
-        prepare(index, count, args.out)
+        prepare(index, count, args.out, args.only)
         return
     start = time.time()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -312,7 +320,7 @@ def main() -> None:
     ops = TritonOps(CARD)
     checks = []
     if not DRY:
-        checks = save("checks", prepare_all(args.out))
+        checks = save("checks", prepare_all(args.out, args.only))
     elif "check" in wanted:
         jobs = [lambda: row_checks(ops), *attention_checks(ops)]
         checks = save("checks", [row for job in jobs for row in job()])
@@ -322,7 +330,7 @@ def main() -> None:
     dtype = torch.float32 if DRY else torch.bfloat16
     pool = None
     if {"decode", "prefill"} & set(wanted):
-        pool = Pool(LLAMA_8B, 40 if DRY else 17500, dtype)
+        pool = Pool(LLAMA_8B, pages_needed(LLAMA_8B.page), dtype)
     few = [pick(tiles_for(CARD).few, LLAMA_8B.dim, 4)] if DRY else list(few_variants())
     many = [pick(tiles_for(CARD).many, LLAMA_8B.dim, 4)] if DRY else list(many_variants())
     if pool and "decode" in wanted:
