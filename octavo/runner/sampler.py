@@ -129,8 +129,7 @@ class Sampler:
         if not rows:
             return np.zeros(0, np.bool_)
         at = torch.tensor(rows, dtype=torch.int64, device=self._device)
-        status: NDArray[np.int8] = self._ops.status(logits, at).numpy(force=True)
-        return status != OK
+        return (self._ops.status(logits, at) != OK).numpy(force=True)
 
     def _edit(self, logits: Tensor, rows: list[int], slots: list[int], indices: list[int]) -> None:
         """Allowed ids, then biases, then bans, of all rows at once."""

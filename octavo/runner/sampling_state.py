@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +46,7 @@ class DrawState:
             all_greedy=not temperature.any(),
         )
 
-    def _put(self, array: NDArray) -> Tensor:
+    def _put(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(array).to(self._device)
 
 
@@ -171,5 +172,5 @@ class Penalties:
             self._free = list(range(rows, grown))
         return self._free.pop()
 
-    def _put(self, array: NDArray) -> Tensor:
+    def _put(self, array: NDArray[Any]) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(array)).to(self.counts.device)

@@ -38,6 +38,11 @@ _LOWEST = np.int32(-0x80000000)
 NO_CUT = np.int64(0x7FFFFFFFFFFFFFFF)
 _COUNT = np.int32(PROMPT_FLAG - 1)
 
+# Candidates of top_p above which ids lie so close that only the exact sum can tell them apart,
+# and above which a histogram of the row costs less than sorting them out.
+_SOME, _MANY = 400, 12_000
+_LAST_BUCKET = np.float32(511.0)
+_WAYS = 4  # copies of the histogram
 _FEW = 16  # sorted by insertion rather than partitioned further
 # Bound on the relative error of _sum_exp_fast: |s| ≤ 50 costs up to 50 half-ulps of fp32.
 _FAST_SUM_ERROR = 1e-5
@@ -274,12 +279,12 @@ def _collect(row, block_max, threshold, codes):
 
 
 @_summing
-def _weigh(codes, weights, size, top, temperature):
+def _weigh(codes, weights, size, top, inverse_temperature):
     """Unnormalised probabilities of the first ``size`` codes; returns their sum."""
     total = 0.0
     for i in range(size):
         value = key_value(_code_key(codes[i]))
-        weights[i] = _exp((value - top) / temperature)
+        weights[i] = _exp((value - top) * inverse_temperature)
         total += weights[i]
     return total
 
@@ -305,7 +310,7 @@ def cut_top_k(row, block_max, best, top_k, top_p, temperature, codes, weights):
     position, _ = _select(codes, weights, size, np.float64(top_k))
     if top_p < 1.0:
         kept = position + 1
-        total = _weigh(codes, weights, kept, key_value(best), temperature)
+        total = _weigh(codes, weights, kept, key_value(best), min(1.0 / temperature, 1e30))
         position, _ = _select(codes, weights, kept, total * top_p * (1.0 - TOP_P_SLACK))
     return codes[position]
 
@@ -316,24 +321,89 @@ def cut_top_p(row, block_max, best, top_p, temperature, codes, weights):
 
     All ids lighter than (1 - share) · mass / vocabulary together weigh less than what may be
     cut, so only heavier ones are candidates. The mass is first known within the error of the
-    fast sum; if the two ends of that would cut differently, it is summed exactly.
+    fast sum; if the two ends of that could cut differently, it is summed exactly.
     """
     top, size = key_value(best), row.shape[0]
     inverse = min(1.0 / temperature, 1e30)
     share = top_p * (1.0 - TOP_P_SLACK)
     total = _sum_exp_fast(row, top, inverse)
-    threshold = _NEG_INF
+    lightest = -np.inf
     spare = (1.0 - share * (1.0 + _FAST_SUM_ERROR)) * (1.0 - 2.0 * _FAST_SUM_ERROR)
     if spare > 0.0:
         lightest = top + temperature * math.log(spare * total / size)
-        threshold = _key_of(np.float32(lightest - 1e-6 * abs(lightest)))
-    count = _collect(row, block_max, threshold, codes)
-    _weigh(codes, weights, count, top, temperature)
-    position, reached = _select(codes, weights, count, total * share * (1.0 - _FAST_SUM_ERROR))
-    if reached < total * share * (1.0 + _FAST_SUM_ERROR):
+        lightest -= 1e-6 * abs(lightest)
+    heavy = _count_from(row, np.float32(lightest))
+    if heavy > _MANY:
+        count, before, total = _crossing_bucket(row, top, lightest, share, inverse, codes, weights)
+        _weigh(codes, weights, count, top, inverse)
+        position, _ = _select(codes, weights, count, total * share - before)
+        return codes[position]
+    error = _FAST_SUM_ERROR
+    if heavy > _SOME:
+        total, error = sum_exp(row, top, inverse), 0.0
+    count = _collect(row, block_max, _key_of(np.float32(lightest)), codes)
+    _weigh(codes, weights, count, top, inverse)
+    position, reached = _select(codes, weights, count, total * share * (1.0 - error))
+    if reached < total * share * (1.0 + error):
         total = sum_exp(row, top, inverse)
         position, _ = _select(codes, weights, count, total * share)
     return codes[position]
+
+
+@_kernel
+def _count_from(row, least):
+    count = 0
+    for i in range(row.shape[0]):
+        count += row[i] >= least
+    return count
+
+
+@_kernel
+def _bucket(value, top, scale):
+    """Monotone in the logit, so a lower bucket holds only higher logits."""
+    return _I(min(np.float32(top - value) * scale, _LAST_BUCKET))
+
+
+@_kernel
+def _crossing_bucket(row, top, lightest, share, inverse, codes, weights):
+    """Codes of the ids in whose bucket of logits the mass reaches its share.
+
+    For flat rows: a histogram of the mass, exact, in place of sorting thousands of candidates.
+    Returns how many codes, the mass before them and the total mass.
+    """
+    top_32 = np.float32(top)
+    scale = np.float32(_LAST_BUCKET / max(top - lightest, 1e-30))
+    masses = np.zeros((_WAYS, _I(_LAST_BUCKET) + 1), np.float64)
+    buckets = np.empty(BLOCK, np.int32)
+    size = row.shape[0]
+    for start in range(0, size, BLOCK):
+        length = min(BLOCK, size - start)
+        for j in range(length):
+            weights[j] = _exp((np.float64(row[start + j]) - top) * inverse)
+            buckets[j] = _bucket(row[start + j], top_32, scale)
+        for j in range(length):  # neighbours add to different copies: no sum waits for the last
+            masses[j % _WAYS, buckets[j]] += weights[j]
+    mass = masses.sum(0)
+    total, before, wanted = mass.sum(), 0.0, 0
+    while wanted < _I(_LAST_BUCKET) and before + mass[wanted] < total * share:
+        before += mass[wanted]
+        wanted += 1
+    return _collect_bucket(row, top_32, scale, _I(wanted), codes), before, total
+
+
+@_kernel
+def _collect_bucket(row, top, scale, wanted, codes):
+    count, size = 0, row.shape[0]
+    for start in range(0, size, BLOCK):
+        end = min(size, start + BLOCK)
+        hits = _I(0)
+        for i in range(start, end):
+            hits = _I(hits + _I(_bucket(row[i], top, scale) == wanted))
+        if hits > _I(0):
+            for i in range(start, end):
+                codes[count] = _code(_key_of(row[i]), i)
+                count += _bucket(row[i], top, scale) == wanted
+    return count
 
 
 # --- the draw ------------------------------------------------------------------------------
