@@ -11,6 +11,10 @@ from octavo.config.kinds import Kind, choice, count, real
 from octavo.tools.bench.workload import DATASETS, DEFAULT_NUM_PROMPTS, Workload
 
 DATASET_ALIASES = {"custom": "jsonl"}
+# The groups of options that an engine without a server has.
+ENGINE_GROUPS = (
+    "Model", "Device and memory", "Scheduling", "Limits of a request", "File of options",
+)  # fmt: skip
 ENDPOINTS = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
@@ -55,11 +59,14 @@ def add_workload_flags(parser: argparse.ArgumentParser) -> None:
         help="tokens to generate, where the data does not say (default: 128)")  # fmt: skip
     add("--range-ratio", "--random-range-ratio", type=value_of(real(0, 1)), default=0.0,
         metavar="X", help="random lengths lie within ± this share (default: 0)")  # fmt: skip
-    add("--vocab-size", type=value_of(count(16)), default=32_000, metavar="N",
-        help="random ids are below this (default: 32000)")  # fmt: skip
+    add("--vocab-size", type=value_of(count(16)), metavar="N",
+        help="random ids are below this (default: the model's, or a server's 32000)")  # fmt: skip
 
 
-def workload_of(args: argparse.Namespace, seed: int, **more: Any) -> Workload:
+def workload_of(
+    args: argparse.Namespace, seed: int, vocab_size: int = 32_000, **more: Any
+) -> Workload:
+    """``vocab_size`` is what holds where the flag is not given."""
     return Workload(
         dataset=args.dataset_name,
         path=args.dataset_path,
@@ -67,23 +74,28 @@ def workload_of(args: argparse.Namespace, seed: int, **more: Any) -> Workload:
         input_len=args.input_len,
         output_len=args.output_len,
         range_ratio=args.range_ratio,
-        vocab_size=args.vocab_size,
+        vocab_size=args.vocab_size or vocab_size,
         seed=seed,
         **more,
     )
 
 
+def add_generation_flags(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument_group("Generation").add_argument
+    add("--temperature", type=value_of(real(0)), default=0.0, metavar="X", help="default: 0")
+    add("--ignore-eos", action=argparse.BooleanOptionalAction, default=None,
+        help="generate all tokens asked for (default: yes, but not for JSONL)")  # fmt: skip
+
+
 def add_serving_flags(parser: argparse.ArgumentParser) -> None:
     """Everything about a server's load but the server itself."""
+    add_generation_flags(parser)
     group = parser.add_argument_group("Requests")
     add = group.add_argument
     add("--model", metavar="NAME", help="name to ask for (default: the first of /v1/models)")
     add("--endpoint", type=value_of(choice(*ENDPOINTS)), default="completions",
         metavar="completions|chat", help="route to measure (default: completions)")  # fmt: skip
     add("--api-key", metavar="KEY", help="key to send")
-    add("--temperature", type=value_of(real(0)), default=0.0, metavar="X", help="default: 0")
-    add("--ignore-eos", action=argparse.BooleanOptionalAction, default=None,
-        help="generate all tokens asked for (default: yes, but not for JSONL)")  # fmt: skip
     add("--request-rate", type=_rate, metavar="X|inf",
         help="arrivals a second, whatever the server does (default: inf, all at once)")  # fmt: skip
     add("--burstiness", type=value_of(real(0, above_low=True)), default=1.0, metavar="X",

@@ -149,10 +149,9 @@ def preemptions(target: Target) -> int | None:
     return int(next(iter(found.values()))) if found else None
 
 
-def find_target(base_url: str, args: argparse.Namespace) -> Target:
+def find_target(base_url: str, args: argparse.Namespace, ignore_eos: bool) -> Target:
     """The server at ``base_url``: its model's name, and whether it takes token ids."""
     split_url(base_url)
-    ignore_eos = args.ignore_eos if args.ignore_eos is not None else args.dataset_name != "jsonl"
     target = Target(
         base_url=base_url,
         endpoint="chat" if "chat" in args.endpoint else "completions",
@@ -204,8 +203,9 @@ def bench_of(base_url: str, args: argparse.Namespace) -> Bench:
         max_concurrency=args.max_concurrency,
     )
     workload.tasks()  # a mistake in the data comes before any request
+    ignore_eos = workload.has_lengths if args.ignore_eos is None else args.ignore_eos
     return Bench(
-        find_target(base_url, args),
+        find_target(base_url, args, ignore_eos),
         workload,
         num_warmups=args.num_warmups,
         client_processes=args.client_processes,

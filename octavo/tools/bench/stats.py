@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-FALSE_ALARMS = 0.02  # share of comparisons of equals that may show a difference, in any figure
+FALSE_ALARMS = 0.01  # share of comparisons of equals that may show a difference, in any figure
 MIN_EFFECT = 0.01  # smaller changes are not worth a name, however sure they are
 
 Verdict = Literal["no difference", "better", "worse", "unknown"]

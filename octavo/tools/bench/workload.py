@@ -82,6 +82,11 @@ class Workload:
         draw = random.Random(f"{self.seed}/{repetition}/arrivals")
         return arrival_times(count, self.request_rate, self.burstiness, draw)
 
+    @property
+    def has_lengths(self) -> bool:
+        """True if output lengths are part of what is measured, not just bounds."""
+        return self.dataset != "jsonl"
+
     def described(self) -> dict[str, Any]:
         return asdict(self)
 
