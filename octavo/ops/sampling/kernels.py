@@ -14,6 +14,7 @@ from numba.extending import intrinsic
 
 from octavo.ops.cpu.jit import FIRST_ARGUMENT, ITEMS, NEXT
 from octavo.ops.cpu.memory import load_int64, take
+from octavo.ops.sampling.exponential import sum_exp
 from octavo.ops.sampling.reference import BLOCK, OK
 from octavo.ops.sampling.rows import (
     NO_CUT,
@@ -27,7 +28,6 @@ from octavo.ops.sampling.rows import (
     rank_of,
     row_status,
     scan,
-    sum_exp,
     take_best,
 )
 

@@ -17,6 +17,13 @@ import math
 import numpy as np
 from numba import njit
 
+from octavo.ops.sampling.exponential import (
+    FAST_SUM_ERROR,
+    exp,
+    sum_exp,
+    sum_exp_fast,
+    summing,
+)
 from octavo.ops.sampling.reference import (
     ALL_MASKED,
     BLOCK,
@@ -27,8 +34,6 @@ from octavo.ops.sampling.reference import (
 )
 
 _kernel = njit(error_model="numpy")
-# Sums may be taken in any order; nothing else about floats is relaxed.
-_summing = njit(error_model="numpy", fastmath={"reassoc", "contract"})
 
 _I = np.int32
 _ABS = np.int32(0x7FFFFFFF)
@@ -44,14 +49,6 @@ _SOME, _MANY = 400, 12_000
 _LAST_BUCKET = np.float32(511.0)
 _WAYS = 4  # copies of the histogram
 _FEW = 16  # sorted by insertion rather than partitioned further
-# Bound on the relative error of _sum_exp_fast: |s| ≤ 50 costs up to 50 half-ulps of fp32.
-_FAST_SUM_ERROR = 1e-5
-
-_LOG2_E = 1.0 / math.log(2.0)
-_LN2_HIGH = 6.93147180369123816490e-01  # ln 2 split in two (Cody and Waite 1980)
-_LN2_LOW = 1.90821492927058770002e-10
-_ROUND_64 = 6755399441055744.0  # 1.5 · 2^52: adding it rounds to an integer
-_ROUND_32 = np.float32(12582912.0)  # 1.5 · 2^23
 
 _MASK = np.uint64(0xFFFFFFFF)
 _U12 = np.uint64(12)
@@ -144,73 +141,6 @@ def first_of(row, block_max, best):
     return 0
 
 
-# --- exponentials --------------------------------------------------------------------------
-
-
-@_kernel
-def _exp(x):
-    """e^x for x ≤ 0 to 3e-13, vectorisable; below -700 it stays at e^-700."""
-    x = max(x, -700.0)
-    n = (x * _LOG2_E + _ROUND_64) - _ROUND_64
-    r = x - n * _LN2_HIGH - n * _LN2_LOW
-    p = 1.0 / 3628800.0
-    p = p * r + 1.0 / 362880.0
-    p = p * r + 1.0 / 40320.0
-    p = p * r + 1.0 / 5040.0
-    p = p * r + 1.0 / 720.0
-    p = p * r + 1.0 / 120.0
-    p = p * r + 1.0 / 24.0
-    p = p * r + 1.0 / 6.0
-    p = p * r + 0.5
-    p = p * r + 1.0
-    p = p * r + 1.0
-    scale = (np.int64(n) + np.int64(1023)) << np.int64(52)
-    return p * np.int64(scale).view(np.float64)
-
-
-@_kernel
-def _exp_fast(x):
-    """e^x for x ≤ 0 in fp32; below -80 it stays at e^-80."""
-    x = max(x, np.float32(-80.0))
-    n = np.float32(x * np.float32(_LOG2_E) + _ROUND_32) - _ROUND_32
-    r = np.float32(x - n * np.float32(0.693145751953125))
-    r = np.float32(r - n * np.float32(1.42860682030941723212e-6))
-    p = np.float32(1.0 / 720.0)
-    p = np.float32(p * r + np.float32(1.0 / 120.0))
-    p = np.float32(p * r + np.float32(1.0 / 24.0))
-    p = np.float32(p * r + np.float32(1.0 / 6.0))
-    p = np.float32(p * r + np.float32(0.5))
-    p = np.float32(p * r + np.float32(1.0))
-    p = np.float32(p * r + np.float32(1.0))
-    scale = _I(_I(_I(n) + _I(127)) << _I(23))
-    return np.float32(p * _I(scale).view(np.float32))
-
-
-@_summing
-def sum_exp(row, top, inverse_temperature):
-    total = 0.0
-    for i in range(row.shape[0]):
-        total += _exp((np.float64(row[i]) - top) * inverse_temperature)
-    return total
-
-
-@_summing
-def _sum_exp_fast(row, top, inverse_temperature):
-    """As :func:`sum_exp`, within a factor of 1 ± _FAST_SUM_ERROR, three times as fast."""
-    top = np.float32(top)
-    scale = np.float32(inverse_temperature)
-    size = row.shape[0]
-    total = 0.0
-    for start in range(0, size - size % 1024, 1024):
-        part = np.float32(0.0)
-        for j in range(1024):
-            part += _exp_fast(np.float32(np.float32(row[start + j] - top) * scale))
-        total += part
-    for i in range(size - size % 1024, size):
-        total += _exp_fast(np.float32(np.float32(row[i] - top) * scale))
-    return total
-
-
 # --- selection -----------------------------------------------------------------------------
 
 
@@ -278,13 +208,13 @@ def _collect(row, block_max, threshold, codes):
     return count
 
 
-@_summing
+@summing
 def _weigh(codes, weights, size, top, inverse_temperature):
     """Unnormalised probabilities of the first ``size`` codes; returns their sum."""
     total = 0.0
     for i in range(size):
         value = key_value(_code_key(codes[i]))
-        weights[i] = _exp((value - top) * inverse_temperature)
+        weights[i] = exp((value - top) * inverse_temperature)
         total += weights[i]
     return total
 
@@ -326,9 +256,9 @@ def cut_top_p(row, block_max, best, top_p, temperature, codes, weights):
     top, size = key_value(best), row.shape[0]
     inverse = min(1.0 / temperature, 1e30)
     share = top_p * (1.0 - TOP_P_SLACK)
-    total = _sum_exp_fast(row, top, inverse)
+    total = sum_exp_fast(row, top, inverse)
     lightest = -np.inf
-    spare = (1.0 - share * (1.0 + _FAST_SUM_ERROR)) * (1.0 - 2.0 * _FAST_SUM_ERROR)
+    spare = (1.0 - share * (1.0 + FAST_SUM_ERROR)) * (1.0 - 2.0 * FAST_SUM_ERROR)
     if spare > 0.0:
         lightest = top + temperature * math.log(spare * total / size)
         lightest -= 1e-6 * abs(lightest)
@@ -338,7 +268,7 @@ def cut_top_p(row, block_max, best, top_p, temperature, codes, weights):
         _weigh(codes, weights, count, top, inverse)
         position, _ = _select(codes, weights, count, total * share - before)
         return codes[position]
-    error = _FAST_SUM_ERROR
+    error = FAST_SUM_ERROR
     if heavy > _SOME:
         total, error = sum_exp(row, top, inverse), 0.0
     count = _collect(row, block_max, _key_of(np.float32(lightest)), codes)
@@ -379,7 +309,7 @@ def _crossing_bucket(row, top, lightest, share, inverse, codes, weights):
     for start in range(0, size, BLOCK):
         length = min(BLOCK, size - start)
         for j in range(length):
-            weights[j] = _exp((np.float64(row[start + j]) - top) * inverse)
+            weights[j] = exp((np.float64(row[start + j]) - top) * inverse)
             buckets[j] = _bucket(row[start + j], top_32, scale)
         for j in range(length):  # neighbours add to different copies: no sum waits for the last
             masses[j % _WAYS, buckets[j]] += weights[j]
