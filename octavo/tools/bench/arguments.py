@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
-from octavo.config.kinds import Kind, choice, count, real
+from octavo.config.kinds import choice, count, real
 from octavo.tools.bench.workload import DATASETS, DEFAULT_NUM_PROMPTS, Workload
+from octavo.tools.values import value_of
 
 DATASET_ALIASES = {"custom": "jsonl"}
-# The groups of options that an engine without a server has.
-ENGINE_GROUPS = (
-    "Model", "Device and memory", "Scheduling", "Limits of a request", "File of options",
-)  # fmt: skip
 ENDPOINTS = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
@@ -22,19 +19,6 @@ ENDPOINTS = {
     "/v1/chat/completions": "/v1/chat/completions",
 }
 GOAL_NAMES = {"ttft": "ttft_ms", "tpot": "tpot_ms", "itl": "itl_ms", "e2el": "e2e_ms"}
-
-
-def value_of(kind: Kind) -> Callable[[str], Any]:
-    """``kind`` as a type of argparse, whose message says what is expected."""
-
-    def parse(given: str) -> Any:
-        try:
-            return kind.parse(given)
-        except ValueError:
-            message = f"must be {kind.expects}, not {given!r}"
-            raise argparse.ArgumentTypeError(message) from None
-
-    return parse
 
 
 NUMBER = value_of(count(1))

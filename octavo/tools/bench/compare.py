@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from octavo.config.kinds import real
 from octavo.config.load import OptionError
-from octavo.tools.bench.arguments import add_serving_flags, add_workload_flags, value_of
+from octavo.tools.bench.arguments import add_serving_flags, add_workload_flags
 from octavo.tools.bench.report import read_report, write_report
 from octavo.tools.bench.stats import (
     FALSE_ALARMS,
@@ -20,6 +20,7 @@ from octavo.tools.bench.stats import (
     overall,
 )
 from octavo.tools.flags import Parser
+from octavo.tools.values import value_of
 
 DEFAULT_REPS = 6
 EPILOG = """\

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING, Any
 from octavo.config.kinds import real
 from octavo.config.options import Options
 from octavo.tools.bench.arguments import (
-    ENGINE_GROUPS,
     NUMBER,
     add_output_flags,
-    value_of,
 )
 from octavo.tools.bench.report import (
     build_report,
@@ -26,6 +24,8 @@ from octavo.tools.bench.report import (
 from octavo.tools.bench.summary import spread
 from octavo.tools.bench.workload import Workload
 from octavo.tools.flags import Parser, add_options, options_of
+from octavo.tools.local import ENGINE_GROUPS
+from octavo.tools.values import value_of
 
 if TYPE_CHECKING:
     from octavo.tools.bench.offline import OfflineEngine, Run

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from octavo.config.options import DECLARATIONS, Options
+from octavo.config.options import Options
 from octavo.core.sampling import SamplingParams
 from octavo.engine.llm import LLM
 from octavo.engine.outputs import RequestOutput
@@ -17,6 +17,7 @@ from octavo.tools.bench.cost import step_cost, total
 from octavo.tools.bench.probe import measure_peak
 from octavo.tools.bench.steps import Step, StepMeter, cuda_mark, device_seconds
 from octavo.tools.bench.workload import Task
+from octavo.tools.local import engine_arguments
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +37,7 @@ class OfflineEngine:
 
     def __init__(self, options: Options) -> None:
         logging.basicConfig(level=logging.INFO, format="%(message)s")
-        self.llm = LLM(**arguments_of(options))
+        self.llm = LLM(**engine_arguments(options))
         self._loop = self.llm._loop
         self.device, self.dtype = self.llm.info.device, self.llm.info.dtype
         mark = cuda_mark if self.device == "cuda" else None
@@ -120,13 +121,4 @@ def summarise_run(run: Run) -> dict[str, Any]:
         "host_s": host_s,
         "gpu_s": gpu_s,
         "idle_share": (host_s if gpu_s is None else run.seconds - gpu_s) / run.seconds,
-    }
-
-
-def arguments_of(options: Options) -> dict[str, Any]:
-    """``options`` as keyword arguments of :class:`LLM`."""
-    return {
-        name: getattr(options, name)
-        for name in DECLARATIONS
-        if options.sources.get(name, "default") != "default"
     }

@@ -8,7 +8,6 @@ from typing import Any
 
 from octavo.config.options import Options
 from octavo.tools.bench.arguments import (
-    ENGINE_GROUPS,
     add_generation_flags,
     add_output_flags,
     add_workload_flags,
@@ -16,6 +15,7 @@ from octavo.tools.bench.arguments import (
 )
 from octavo.tools.bench.report import build_report, device_name, numbers, rule, write_report
 from octavo.tools.flags import Parser, add_options, options_of
+from octavo.tools.local import ENGINE_GROUPS
 
 LABELS = (
     ("Total num requests:", "completed", "{:.0f}"),
