@@ -108,34 +108,47 @@ def flops(shape: Shape, rows: list[tuple[int, int]]) -> float:
 
 
 def few_variants() -> Iterator[Tile]:
-    for tokens, warps in ((32, 1), (32, 2), (32, 4), (64, 2), (64, 4), (128, 2), (128, 4)):
-        for ahead in (1, 2, 3):
-            if tokens * (ahead + 1) <= 400:
-                yield Tile(16, tokens, warps, ahead, 1)
+    shapes = (
+        (16, 1, 1, 0), (16, 1, 2, 0), (16, 1, 1, 168), (16, 1, 2, 168), (32, 1, 1, 0), (32, 1, 1, 200),
+        (32, 1, 1, 168), (32, 2, 1, 128), (32, 2, 2, 128), (64, 2, 1, 0), (64, 2, 1, 200),
+        (64, 4, 2, 0), (32, 4, 3, 0), (128, 4, 1, 0),
+    )  # fmt: skip
+    for tokens, warps, ahead, registers in shapes:
+        yield Tile(16, tokens, warps, ahead, 1, registers=registers)
 
 
 def many_variants() -> Iterator[Tile]:
-    shapes = ((128, 64, 8), (128, 128, 8), (64, 64, 4), (64, 128, 4), (128, 32, 8), (128, 32, 4))
-    for rows, tokens, warps in shapes:
-        for ahead in (1, 2):
-            if tokens * (ahead + 1) <= 256:
-                yield Tile(rows, tokens, warps, ahead, 1)
+    shapes = (
+        (128, 32, 8, 1, 128), (128, 32, 8, 2, 128), (128, 64, 8, 1, 128), (64, 32, 4, 1, 168),
+        (64, 32, 4, 2, 168), (64, 32, 4, 1, 128), (64, 64, 4, 1, 168), (64, 64, 4, 1, 0),
+        (128, 32, 4, 1, 0), (128, 64, 8, 2, 0), (128, 128, 8, 1, 0), (128, 64, 4, 1, 0),
+    )  # fmt: skip
+    for rows, tokens, warps, ahead, registers in shapes:
+        yield Tile(rows, tokens, warps, ahead, 1, registers=registers)
 
 
-def time_decode(pool: Pool, tiles: list[Tile], programs: tuple[int, ...]) -> Iterator[dict]:
+def time_decode(
+    pool: Pool, tiles: list[Tile], programs: tuple[int, ...], **changes: Any
+) -> Iterator[dict]:
     shape = pool.shape
     for case, contexts in decode_cases().items():
         meta, _ = make_meta([(1, c) for c in contexts], shape.page)
         read = sum(contexts) * shape.kv_heads * shape.dim * 2 * pool.kv.element_size()
         for tile in tiles:
             for count in programs:
-                us = pool.attend_us(ops_with(replace(tile, programs=count)), meta)
+                us = pool.attend_us(ops_with(replace(tile, programs=count), **changes), meta)
                 rate = read / us / 1e6
                 yield {
                     "op": "decode", "case": case, "shape": asdict(shape), "us": us,
                     "tb_s": rate, "share": rate / READ_TB_S,
                     "tile": asdict(replace(tile, programs=count)),
                 }  # fmt: skip
+
+
+def time_planning(pool: Pool, tile: Tile) -> Iterator[dict]:
+    for case, contexts in decode_cases().items():
+        meta, _ = make_meta([(1, c) for c in contexts], pool.shape.page)
+        yield {"case": case, "us": pool.attend_us(ops_with(tile), meta, 1)}
 
 
 def time_prefill(pool: Pool, tiles: list[Tile], programs: tuple[int, ...]) -> Iterator[dict]:
@@ -223,7 +236,9 @@ def show(rows: list[dict]) -> None:
     for row in rows:
         tile = row["tile"]
         if isinstance(tile, dict):
-            tile = " ".join(str(tile[k]) for k in ("rows", "tokens", "warps", "ahead", "programs"))
+            tile = " ".join(
+                str(tile[k]) for k in ("rows", "tokens", "warps", "ahead", "registers", "programs")
+            )
         rate = f"{row['share']:6.3f}" if "share" in row else f"{row.get('tflop_s', 0):6.0f}"
         print(f"{row['op']:13s} {row['case']:12s} {row['us']:10.2f} us {rate}  {tile}", flush=True)
 
@@ -245,6 +260,10 @@ def robust(rows: list[dict]) -> list[tuple[float, str]]:
         tile = json.dumps(row["tile"])
         worst.setdefault(tile, []).append(row["us"] / fastest[row["case"]])
     return sorted((sum(v) / len(v), f"{max(v):.3f} {tile}") for tile, v in worst.items())
+
+
+def best_tile(rows: list[dict]) -> Tile:
+    return Tile(**json.loads(robust(rows)[0][1].split(" ", 1)[1]))
 
 
 def prepare(index: int, count: int, out: Path, only: str) -> None:
@@ -335,15 +354,17 @@ def main() -> None:
     many = [pick(tiles_for(CARD).many, LLAMA_8B.dim, 4)] if DRY else list(many_variants())
     if pool and "decode" in wanted:
         rows = save(
-            "decode", list(time_decode(pool, few, (1, 2) if DRY else (1, 2, 3, 4, 6, 8, 12)))
+            "decode", list(time_decode(pool, few, (1, 2) if DRY else (2, 3, 4, 5, 6, 8, 10, 12)))
         )
         show(best(rows, 4))
         print(*robust(rows)[:8], sep="\n")
-        for case, contexts in decode_cases().items():
-            meta, _ = make_meta([(1, c) for c in contexts], LLAMA_8B.page)
-            print(f"one layer with its planning: {case} {pool.attend_us(ops, meta, 1):.1f} us")
+        tile = best_tile(rows)
+        for row in time_planning(pool, tile):
+            print(f"planning, and one layer: {row['case']} {row['us']:.1f} us")
+        if not DRY:
+            show(save("early", list(time_decode(pool, [tile], (tile.programs,), early=True))))
     if pool and "prefill" in wanted:
-        rows = save("prefill", list(time_prefill(pool, many, (1,) if DRY else (1, 2, 3, 64))))
+        rows = save("prefill", list(time_prefill(pool, many, (1,) if DRY else (1, 2, 3, 4, 64))))
         show(best(rows, 4))
         print(*robust(rows)[:8], sep="\n")
         if not DRY:

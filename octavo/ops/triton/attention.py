@@ -17,6 +17,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.ops.triton.early import begin
+
 _LOWEST = tl.constexpr(-1.0e30)  # below any score, yet finite: a row that saw nothing is no NaN
 _LOG2E = tl.constexpr(1.4426950408889634)
 
@@ -47,10 +49,11 @@ def _load_tile(at, seen, DIM: tl.constexpr, MASK: tl.constexpr):
 
 @triton.jit
 def _attend_tiles(  # noqa: PLR0913
-    q, acc, top, total, first_tile, last_tile, low, high, position, keys, values_stride,
-    page_stride, token_stride, table, scale, soft_cap, window,
-    MASK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    DIM: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    q, acc, top, total, first_tile, last_tile, low, high, position, keys, table, scale, soft_cap,
+    window, MASK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
+    DIM: tl.constexpr, PAGE_STRIDE: tl.constexpr, VALUES_STRIDE: tl.constexpr,
+    TOKEN_STRIDE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Go on over tiles [first_tile, last_tile) of one KV head, whose keys in page 0 start at
     ``keys``. With MASK nothing outside tokens [low, high) is read: it may be NaN."""
@@ -64,7 +67,7 @@ def _attend_tiles(  # noqa: PLR0913
             page = tl.load(table + token // PAGE, mask=seen, other=0)
         else:
             page = tl.load(table + token // PAGE)
-        place = page.to(tl.int64) * page_stride + (token % PAGE) * token_stride
+        place = page.to(tl.int64) * PAGE_STRIDE + (token % PAGE) * TOKEN_STRIDE
         at = keys + place[:, None] + d[None, :]
         k = _load_tile(at, seen, DIM, MASK)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
@@ -84,7 +87,7 @@ def _attend_tiles(  # noqa: PLR0913
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weight, 1)
         acc = acc * shrink[:, None]
-        v = _load_tile(at + values_stride, seen, DIM, MASK)
+        v = _load_tile(at + VALUES_STRIDE, seen, DIM, MASK)
         acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
         top = new_top
     return acc, top, total
@@ -92,11 +95,11 @@ def _attend_tiles(  # noqa: PLR0913
 
 @triton.jit
 def _attend_run(  # noqa: PLR0913
-    queries, q_stride, keys, values_stride, page_stride, token_stride, table, first_tile,
-    last_tile, first, start, size, head, scale, soft_cap, window,
-    GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    queries, q_stride, keys, table, first_tile, last_tile, first, start, size, head, scale,
+    soft_cap, window, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
+    TILE: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr, VALUES_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """A unit of ``size`` queries from position ``start`` on, over some of its tiles."""
     row = tl.arange(0, ROWS)
@@ -114,14 +117,14 @@ def _attend_run(  # noqa: PLR0913
     if ROWS >= 64 and not WINDOW:  # tiles that every query sees whole come first, unmasked
         masked_from = tl.minimum(tl.maximum((start + 1) // TILE, first_tile), last_tile)
         acc, top, total = _attend_tiles(
-            q, acc, top, total, first_tile, masked_from, low, high, position, keys,
-            values_stride, page_stride, token_stride, table, scale, soft_cap, window,
-            False, TOKENS, TILE, PAGE, DIM, WINDOW, SOFT_CAP, PRECISION,
+            q, acc, top, total, first_tile, masked_from, low, high, position, keys, table, scale,
+            soft_cap, window, False, TOKENS, TILE, PAGE, DIM, PAGE_STRIDE, VALUES_STRIDE,
+            TOKEN_STRIDE, WINDOW, SOFT_CAP, PRECISION,
         )  # fmt: skip
     return _attend_tiles(
-        q, acc, top, total, masked_from, last_tile, low, high, position, keys, values_stride,
-        page_stride, token_stride, table, scale, soft_cap, window,
-        True, TOKENS, TILE, PAGE, DIM, WINDOW, SOFT_CAP, PRECISION,
+        q, acc, top, total, masked_from, last_tile, low, high, position, keys, table, scale,
+        soft_cap, window, True, TOKENS, TILE, PAGE, DIM, PAGE_STRIDE, VALUES_STRIDE,
+        TOKEN_STRIDE, WINDOW, SOFT_CAP, PRECISION,
     )  # fmt: skip
 
 
@@ -142,22 +145,22 @@ def _write(
 
 @triton.jit
 def _add_up(
-    sums, states, begin, share, parts,
+    sums, states, origin, share, parts,
     KEPT: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
 ):  # fmt: skip
-    """The parts of a unit and head whose tiles begin at ``begin`` of the line: acc and total.
+    """The parts of a unit and head whose tiles begin at ``origin`` of the line: acc and total.
 
     Two slots a share: what it begins with goes to the first, what it ends with to the second."""
     row = tl.arange(0, KEPT)
     d = tl.arange(0, WIDTH)
-    first_share = begin // share
+    first_share = origin // share
     acc = tl.zeros([KEPT, WIDTH], tl.float32)
     top = tl.full([KEPT], _LOWEST, tl.float32)
     total = tl.zeros([KEPT], tl.float32)
     for base in range(0, parts, PARTS):
         part = base + tl.arange(0, PARTS)
         slot = 2 * (first_share + part)
-        slot += ((part == 0) & (begin != first_share * share)).to(tl.int32)
+        slot += ((part == 0) & (origin != first_share * share)).to(tl.int32)
         at = slot[:, None] * (2 * KEPT) + row[None, :]
         live = (part < parts)[:, None]
         part_top = tl.load(states + at, mask=live, other=_LOWEST, cache_modifier=".cg")
@@ -175,41 +178,52 @@ def _add_up(
 
 @triton.jit(do_not_specialize=["layer", "table_stride", "max_units", "window"])
 def share_kernel(  # noqa: PLR0913
-    queries, kv, table, out, units, tiles_before, totals, first_unit, arrived, sums, states,
-    layer, q_stride, out_token_stride, out_head_stride, page_stride, layer_stride,
-    values_stride, head_stride, token_stride, table_stride, max_units, window, scale, soft_cap,
+    queries, kv, table, out, units, tiles_before, totals, starts, arrived, sums, states,
+    layer, q_stride, out_token_stride, out_head_stride, table_stride, max_units, window, scale,
+    soft_cap,
     HEADS: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     KEPT: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
-    DIM: tl.constexpr, WIDTH: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE_STRIDE: tl.constexpr, LAYER_STRIDE: tl.constexpr,
+    VALUES_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program a share. ``sums`` [2 · shares, KEPT, WIDTH] and ``states`` [2 · shares, 2, KEPT]
     hold parts; KEPT rows hold all real rows of a unit, PARTS are added up at a time."""
+    begin(EARLY)
     index = tl.program_id(0)
+    shares = tl.num_programs(0)
+    num_units = tl.load(totals)
     share = tl.load(totals + 1)
-    end = tl.load(tiles_before + tl.load(totals)) * HEADS
+    end = tl.load(totals + 2)
+    unit = tl.load(starts + index)
+    page_row = tl.load(starts + shares + index)
+    first = tl.load(starts + 2 * shares + index)
+    start = tl.load(starts + 3 * shares + index)
+    size = tl.load(starts + 4 * shares + index)
+    line = tl.load(starts + 5 * shares + index)
+    tiles = tl.load(starts + 6 * shares + index)
     at = index * share
     end = tl.minimum(at + share, end)
-    unit = tl.load(first_unit + index)
-    kv += layer.to(tl.int64) * layer_stride
+    kv += layer.to(tl.int64) * LAYER_STRIDE
     while at < end:
-        page_row = tl.load(units + unit)
-        first = tl.load(units + max_units + unit)
-        start = tl.load(units + 2 * max_units + unit)
-        size = tl.load(units + 3 * max_units + unit)
-        line = tl.load(tiles_before + unit)
-        tiles = tl.load(tiles_before + unit + 1) - line
+        following = tl.minimum(unit + 1, num_units - 1)  # loaded now, needed much later
+        next_page_row = tl.load(units + following)
+        next_first = tl.load(units + max_units + following)
+        next_start = tl.load(units + 2 * max_units + following)
+        next_size = tl.load(units + 3 * max_units + following)
+        next_tiles = tl.load(tiles_before + following + 1) - line - tiles
         head = (at - line * HEADS) // tiles
-        begin = line * HEADS + head * tiles  # of this unit and head, in the line
-        stop = tl.minimum(begin + tiles, end)
+        origin = line * HEADS + head * tiles  # of this unit and head, in the line
+        stop = tl.minimum(origin + tiles, end)
         skipped = 0
         if WINDOW:
             skipped = tl.maximum(start - window + 1, 0) // TILE
         acc, top, total = _attend_run(
-            queries, q_stride, kv + head * head_stride, values_stride, page_stride, token_stride,
-            table + page_row.to(tl.int64) * table_stride, at - begin + skipped,
-            stop - begin + skipped, first, start, size, head, scale, soft_cap, window,
-            GROUP, TOKENS, ROWS, TILE, PAGE, DIM, WIDTH, WINDOW, SOFT_CAP, PRECISION,
+            queries, q_stride, kv + head * HEAD_STRIDE,
+            table + page_row.to(tl.int64) * table_stride, at - origin + skipped,
+            stop - origin + skipped, first, start, size, head, scale, soft_cap, window,
+            GROUP, TOKENS, ROWS, TILE, PAGE, DIM, WIDTH, PAGE_STRIDE, VALUES_STRIDE, TOKEN_STRIDE,
+            WINDOW, SOFT_CAP, PRECISION,
         )  # fmt: skip
         if stop - at == tiles:
             _write(
@@ -225,32 +239,38 @@ def share_kernel(  # noqa: PLR0913
             tl.store(states + slot * KEPT + where, top, mask=kept)
             tl.store(states + slot * KEPT + where + KEPT, total, mask=kept)
             tl.debug_barrier()  # all threads' stores before the one that announces them
-            parts = (begin + tiles - 1) // share - begin // share + 1
+            parts = (origin + tiles - 1) // share - origin // share + 1
             before = tl.atomic_add(arrived + unit * HEADS + head, 1, sem="acq_rel", scope="gpu")
             if before == parts - 1:
                 tl.debug_barrier()
-                both, weight = _add_up(sums, states, begin, share, parts, KEPT, WIDTH, PARTS)
+                both, weight = _add_up(sums, states, origin, share, parts, KEPT, WIDTH, PARTS)
                 _write(
                     both, weight, out, out_token_stride, out_head_stride, first, size, head,
                     GROUP, DIM,
                 )  # fmt: skip
                 tl.store(arrived + unit * HEADS + head, 0)
         at = stop
-        unit += (stop == (line + tiles) * HEADS).to(tl.int32)
+        if stop == (line + tiles) * HEADS:
+            unit += 1
+            line += tiles
+            page_row, first, start = next_page_row, next_first, next_start
+            size, tiles = next_size, next_tiles
 
 
 @triton.jit(do_not_specialize=["layer", "table_stride", "max_units", "window"])
 def unit_kernel(  # noqa: PLR0913
     queries, kv, table, out, units, totals, layer, q_stride, out_token_stride, out_head_stride,
-    page_stride, layer_stride, values_stride, head_stride, token_stride, table_stride, max_units,
-    window, scale, soft_cap,
+    table_stride, max_units, window, scale, soft_cap,
     HEADS: tl.constexpr, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     TILE: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    PAGE_STRIDE: tl.constexpr, LAYER_STRIDE: tl.constexpr, VALUES_STRIDE: tl.constexpr,
+    HEAD_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, WINDOW: tl.constexpr,
+    SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Whole units, one after the other, the last (of most tiles) first."""
+    begin(EARLY)
     num_units = tl.load(totals)
-    kv += layer.to(tl.int64) * layer_stride
+    kv += layer.to(tl.int64) * LAYER_STRIDE
     for item in tl.range(tl.program_id(0), num_units * HEADS, tl.num_programs(0)):
         unit = num_units - 1 - item // HEADS
         head = item % HEADS
@@ -263,9 +283,10 @@ def unit_kernel(  # noqa: PLR0913
             skipped = tl.maximum(start - window + 1, 0) // TILE
         last_tile = (start + size + TILE - 1) // TILE
         acc, _, total = _attend_run(
-            queries, q_stride, kv + head * head_stride, values_stride, page_stride, token_stride,
+            queries, q_stride, kv + head * HEAD_STRIDE,
             table + page_row.to(tl.int64) * table_stride, skipped, last_tile, first, start, size,
             head, scale, soft_cap, window,
-            GROUP, TOKENS, ROWS, TILE, PAGE, DIM, WIDTH, WINDOW, SOFT_CAP, PRECISION,
+            GROUP, TOKENS, ROWS, TILE, PAGE, DIM, WIDTH, PAGE_STRIDE, VALUES_STRIDE, TOKEN_STRIDE,
+            WINDOW, SOFT_CAP, PRECISION,
         )  # fmt: skip
         _write(acc, total, out, out_token_stride, out_head_stride, first, size, head, GROUP, DIM)

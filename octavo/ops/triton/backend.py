@@ -194,12 +194,17 @@ class TritonOps(Ops):
         kv_heads, page_size, dim = kv_pages.shape[3:]
         group = q.shape[1] // kv_heads
         width = max(_MMA_ROWS, triton.next_power_of_2(dim))
+        page, layer, values, head, token, _ = kv_pages.stride()
         constants = {
-            "HEADS": kv_heads, "GROUP": group, "TOKENS": cut.tokens, "ROWS": tile.rows,
-            "TILE": tile.tokens, "PAGE": page_size, "DIM": dim, "WIDTH": width,
-            "WINDOW": meta.window > 0, "num_warps": tile.warps, "num_stages": tile.stages,
-            "PRECISION": "ieee" if q.dtype is torch.float32 else "tf32",
+            "PAGE_STRIDE": page, "LAYER_STRIDE": layer, "VALUES_STRIDE": values,
+            "HEAD_STRIDE": head, "TOKEN_STRIDE": token, "HEADS": kv_heads, "GROUP": group,
+            "TOKENS": cut.tokens, "ROWS": tile.rows, "TILE": tile.tokens, "PAGE": page_size,
+            "DIM": dim, "WIDTH": width, "WINDOW": meta.window > 0,
+            "num_warps": tile.warps, "num_stages": tile.stages,
+            "PRECISION": "ieee" if q.dtype is torch.float32 else "tf32", **self._early,
         }  # fmt: skip
+        if tile.registers:
+            constants["maxnreg"] = tile.registers
         parts = None
         if split:
             kept = triton.next_power_of_2(cut.tokens * group)
@@ -221,10 +226,9 @@ class TritonOps(Ops):
         soft_cap: float,
     ) -> None:
         work, table = launch.work, meta.page_table
-        page, layers, values, head, token, _ = kv_pages.stride()
         places = (
-            layer, q.stride(0), out.stride(0), out.stride(1), page, layers, values, head, token,
-            table.stride(0), work.max_units, meta.window, scale, soft_cap,
+            layer, q.stride(0), out.stride(0), out.stride(1), table.stride(0), work.max_units,
+            meta.window, scale, soft_cap,
         )  # fmt: skip
         grid = (launch.programs,)
         constants = {**launch.constants, "SOFT_CAP": soft_cap > 0}
@@ -235,7 +239,7 @@ class TritonOps(Ops):
         else:
             attention.share_kernel[grid](
                 q, kv_pages, table, out, work.units, work.tiles_before, work.totals,
-                work.first_unit, work.arrived, *launch.parts, *places, **constants,
+                work.starts, work.arrived, *launch.parts, *places, **constants,
             )  # fmt: skip
 
 

@@ -46,15 +46,16 @@ class Work:
 
     ``units`` [4, U]: row, index of the first query among the step's tokens, its position,
     number of queries. ``tiles_before`` [U + 1]: tiles (of one head) of the units before.
-    ``totals`` [2]: units, tiles a share. ``first_unit`` [S]: where a share begins.
-    ``arrived`` [U, K]: parts finished of what is split over shares; zero between launches.
+    ``totals`` [3]: units, tiles a share, tiles of all heads. ``starts`` [7, S]: the unit that a
+    share begins with, what ``units`` says of it, tiles before it and in it. ``arrived`` [U, K]:
+    parts finished of what is split over shares; zero between launches.
     """
 
     max_units: int
     units: Tensor
     tiles_before: Tensor
     totals: Tensor
-    first_unit: Tensor
+    starts: Tensor
     arrived: Tensor
 
 
@@ -62,16 +63,18 @@ def plan(meta: GroupMeta, cut: Cut, num_tokens: int, kv_heads: int) -> Work:
     """Launch the planning kernel for a step of ``num_tokens`` (padding included)."""
     num_rows = meta.context_len.shape[0]
     most = max(1, cut.max_units(num_tokens, num_rows))
-    sizes = [4 * most, most + 1, 2, cut.shares, most * kv_heads, num_rows]
+    sizes = [4 * most, most + 1, 3, 7 * cut.shares, most * kv_heads, num_rows]
     memory = torch.empty(sum(sizes), dtype=torch.int32, device=meta.context_len.device)
-    units, tiles_before, totals, first_unit, arrived, scratch = memory.split(sizes)
+    units, tiles_before, totals, starts, arrived, scratch = memory.split(sizes)
     _plan_kernel[(1,)](
-        meta.query_start, meta.context_len, scratch, units, tiles_before, totals, first_unit,
+        meta.query_start, meta.context_len, scratch, units, tiles_before, totals, starts,
         arrived, num_rows, most, cut.shares, cut.least, meta.window, cut.low, cut.high,
         HEADS=kv_heads, TILE=cut.tile, TOKENS=cut.tokens, ROWS=triton.next_power_of_2(num_rows),
         ROW_BITS=_bits(num_rows), UNIT_BITS=_bits(most), BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
-    return Work(most, units.view(4, most), tiles_before, totals, first_unit, arrived)
+    return Work(
+        most, units.view(4, most), tiles_before, totals, starts.view(7, cut.shares), arrived
+    )
 
 
 def _bits(count: int) -> int:
@@ -95,7 +98,7 @@ def _count_upto(ends, value, count, factor, BITS: tl.constexpr):
 
 @triton.jit(do_not_specialize=_LENGTHS)
 def _plan_kernel(  # noqa: PLR0913
-    query_start, context_len, unit_ends, units, tiles_before, totals, first_unit, arrived,
+    query_start, context_len, unit_ends, units, tiles_before, totals, starts, arrived,
     num_rows, max_units, num_shares, least, window, low, high,
     HEADS: tl.constexpr, TILE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     ROW_BITS: tl.constexpr, UNIT_BITS: tl.constexpr, BLOCK: tl.constexpr,
@@ -133,8 +136,17 @@ def _plan_kernel(  # noqa: PLR0913
     share = tl.maximum((tiles * HEADS + num_shares - 1) // num_shares, least)
     tl.store(totals, num_units)
     tl.store(totals + 1, share)
+    tl.store(totals + 2, tiles * HEADS)
     tl.debug_barrier()
     for base in range(0, num_shares, BLOCK):
         index = base + tl.arange(0, BLOCK)
         unit = _count_upto(tiles_before + 1, index * share, num_units, HEADS, UNIT_BITS)
-        tl.store(first_unit + index, unit, mask=index < num_shares)
+        used = (index < num_shares) & (unit < num_units)
+        tl.store(starts + index, unit, mask=used)
+        for field in tl.static_range(4):
+            value = tl.load(units + field * max_units + unit, mask=used, other=0)
+            tl.store(starts + (field + 1) * num_shares + index, value, mask=used)
+        line = tl.load(tiles_before + unit, mask=used, other=0)
+        after = tl.load(tiles_before + unit + 1, mask=used, other=0)
+        tl.store(starts + 5 * num_shares + index, line, mask=used)
+        tl.store(starts + 6 * num_shares + index, after - line, mask=used)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.ops.triton.rows import begin
+from octavo.ops.triton.early import begin
 
 
 @triton.jit

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import triton
 import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-
-@triton.jit
-def begin(EARLY: tl.constexpr):
-    """EARLY: this program may have been started before the previous kernel ended (Hopper's
-    dependent launch): let the next one start too, then wait for what the previous one wrote."""
-    if EARLY:
-        gdc_launch_dependents()
-        gdc_wait()
+from octavo.ops.triton.early import begin
 
 
 @triton.jit

@@ -28,7 +28,7 @@ class Card:
 @dataclass(frozen=True, slots=True)
 class Tile:
     """One attention kernel's shape: query rows a unit, KV tokens a tile, warps, tiles loaded
-    ahead, programs a multiprocessor, tiles a share at least."""
+    ahead, programs a multiprocessor, tiles a share at least, most registers a thread (0: any)."""
 
     rows: int
     tokens: int
@@ -36,6 +36,7 @@ class Tile:
     ahead: int
     programs: int
     least: int = 1
+    registers: int = 0
 
     @property
     def stages(self) -> int:
