@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import gc
 import json
 import subprocess
 import sys
@@ -99,6 +100,8 @@ class Server:
             if fails and i == count // 2:
                 return False
             await asyncio.sleep(arrival + script.ttft_s + i * script.itl_s - time.monotonic())
+            if writer.is_closing():  # the client hung up
+                return False
             times.append(time.monotonic())
             writer.write(event({"choices": [token_choice(is_chat, i == count - 1)]}))
         length = len(prompt.split()) if isinstance(prompt, str) else len(prompt)
@@ -178,9 +181,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     script = Script(
         args.ttft, args.itl, args.fail_every, args.fail_status, takes_ids=not args.text_only
     )
-    import gc
-
-    gc.disable()
+    gc.disable()  # a collection would be a delay that nobody knows
     asyncio.run(serve(script))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -48,20 +49,20 @@ def main(argv: Sequence[str]) -> int:
     args, options = _read(argv)
     from octavo.tools.bench.offline import OfflineEngine
 
-    engine = OfflineEngine(options)
-    workload = Workload(
-        num_prompts=args.batch_size,
-        input_len=args.input_len,
-        output_len=args.output_len,
-        vocab_size=engine.spec.vocab_size,
-        seed=options.seed,
-    )
-    how = {"temperature": args.temperature, "ignore_eos": True}
-    engine.run(workload.tasks(args.reps), show=False, **how)  # what runs first runs slower
-    reps = []
-    for repetition in range(args.reps):
-        run = engine.run(workload.tasks(repetition), show=False, **how)
-        reps.append(split_run(engine, run, args.input_len))
+    with closing(OfflineEngine(options)) as engine:
+        workload = Workload(
+            num_prompts=args.batch_size,
+            input_len=args.input_len,
+            output_len=args.output_len,
+            vocab_size=engine.spec.vocab_size,
+            seed=options.seed,
+        )
+        how = {"temperature": args.temperature, "ignore_eos": True}
+        engine.run(workload.tasks(args.reps), show=False, **how)  # what runs first runs slower
+        reps = []
+        for repetition in range(args.reps):
+            run = engine.run(workload.tasks(repetition), show=False, **how)
+            reps.append(split_run(engine, run, args.input_len))
     print("\n".join(result_lines(reps, engine.peak.text)))
     if args.json is not None:
         described = workload.described() | how | engine.described()
@@ -75,7 +76,8 @@ def split_run(engine: OfflineEngine, run: Run, input_len: int) -> dict[str, Any]
     the time from the end of one later step to the next. ``bandwidth_share``: of these."""
     from octavo.tools.bench.offline import summarise_run
 
-    num_prefill = sum(step.computes_prompt(input_len) for step in run.steps)
+    is_prefill = [step.computes_prompt(input_len) for step in run.steps]
+    num_prefill = len(is_prefill) - is_prefill[::-1].index(True)
     prefill, decode = run.steps[:num_prefill], run.steps[num_prefill:]
     ends = [step.ended_at for step in run.steps[num_prefill - 1 :]]
     prefill_s = ends[0] - run.start_at

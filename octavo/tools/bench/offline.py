@@ -72,6 +72,9 @@ class OfflineEngine:
             scheduler.stats().preemptions - preempted,
         )
 
+    def close(self) -> None:
+        self.llm.close()
+
     def described(self) -> dict[str, Any]:
         """What ran, and on what."""
         config = self.llm.config

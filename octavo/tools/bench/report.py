@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import platform
+import statistics
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -144,14 +145,12 @@ def spread_labels() -> Iterator[tuple[str, str]]:
 
 
 def numbers(label: str, values: Sequence[float | None], form: str) -> Iterator[str]:
-    """A line with the median of ``values``; none if one is missing."""
+    """A line with the median of ``values`` and their range; none if one is missing."""
     known = [value for value in values if value is not None]
     if len(known) < len(values):
         return
-    text = row(label, form.format(median_of([{"value": value} for value in known], "value")))
-    if len(known) > 1:
-        text += f"  ({form.format(min(known))} .. {form.format(max(known))})"
-    yield text
+    low, middle, high = (form.format(f(known)) for f in (min, statistics.median, max))
+    yield row(label, middle) + (f"  ({low} .. {high})" if low != high else "")
 
 
 def row(label: str, value: str) -> str:

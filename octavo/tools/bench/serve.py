@@ -114,6 +114,8 @@ class Bench:
         outcome = self._run(load, f"Repetition {repetition + 1}")
         after = preemptions(self.target)
         rep = summarise(outcome, self._goals)
+        if self.workload.max_concurrency is not None:
+            rep["late_ms"] = None  # waiting for others is part of such a load
         rep["preemptions"] = None if before is None or after is None else after - before
         return rep
 

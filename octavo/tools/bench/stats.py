@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import statistics
 from collections.abc import Mapping, Sequence
@@ -137,6 +138,7 @@ def welch_error(a: Sequence[float], b: Sequence[float]) -> tuple[float, float]:
     return math.sqrt(va + vb), freedom
 
 
+@functools.cache
 def t_quantile(p: float, freedom: float) -> float:
     """Quantile ``p`` > 1/2 of Student's t distribution, by bisection on :func:`t_tail`."""
     low, high = 0.0, math.pi / 2

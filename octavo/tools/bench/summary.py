@@ -7,9 +7,10 @@ import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from octavo.tools.bench.client import Outcome, Record
+if TYPE_CHECKING:  # the client needs libraries that a machine without a server may lack
+    from octavo.tools.bench.client import Outcome, Record
 
 PERCENTILES = (50, 90, 95, 99)
 LATENCIES = ("ttft_ms", "tpot_ms", "itl_ms", "e2e_ms")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 from octavo.config.options import Options
@@ -39,15 +40,15 @@ def main(argv: Sequence[str]) -> int:
     args, options = _read(argv)
     from octavo.tools.bench.offline import OfflineEngine, summarise_run
 
-    engine = OfflineEngine(options)
-    workload = workload_of(args, options.seed, engine.spec.vocab_size)
-    ignore_eos = workload.has_lengths if args.ignore_eos is None else args.ignore_eos
-    how = {"temperature": args.temperature, "ignore_eos": ignore_eos}
-    engine.run(workload.tasks(args.reps)[:1], show=False, **how)  # what runs first runs slower
-    reps = []
-    for repetition in range(args.reps):
-        run = engine.run(workload.tasks(repetition), **how)
-        reps.append(summarise_run(run) | engine.shares(run.steps, run.seconds))
+    with closing(OfflineEngine(options)) as engine:
+        workload = workload_of(args, options.seed, engine.spec.vocab_size)
+        ignore_eos = workload.has_lengths if args.ignore_eos is None else args.ignore_eos
+        how = {"temperature": args.temperature, "ignore_eos": ignore_eos}
+        engine.run(workload.tasks(args.reps)[:1], show=False, **how)  # what runs first runs slower
+        reps = []
+        for repetition in range(args.reps):
+            run = engine.run(workload.tasks(repetition), **how)
+            reps.append(summarise_run(run) | engine.shares(run.steps, run.seconds))
     print("\n".join(result_lines(reps, engine.peak.text)))
     if args.json is not None:
         described = workload.described() | how | engine.described()
