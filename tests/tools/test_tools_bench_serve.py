@@ -104,6 +104,14 @@ def test_a_server_that_wants_text_gets_text() -> None:
         assert one.measure()["completed"] == 8
 
 
+def test_a_server_that_fails_at_once_is_not_measured() -> None:
+    with (
+        scripted_server("--fail-every", "1", "--fail-status", "503") as url,
+        pytest.raises(StartupError, match="HTTP 503: scripted failure"),
+    ):
+        with_model(Target(base_url=url))
+
+
 def test_nobody_there_is_one_sentence() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -138,6 +138,8 @@ class _Reply:
             return f"HTTP {status}{_reason(self._body)}"
         if self.parsed.error is None and not self.parsed.finished:
             return "a stream without an end"
+        if self.parsed.error is None and not self.parsed.stamps:
+            return "an answer without output"
         return self.parsed.error
 
 

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from octavo.config.kinds import real
 from octavo.config.load import OptionError
-from octavo.tools.bench.arguments import add_serving_flags, add_workload_flags
+from octavo.tools.bench.arguments import NUMBER, add_serving_flags, add_workload_flags
 from octavo.tools.bench.report import read_report, write_report
 from octavo.tools.bench.stats import (
     FALSE_ALARMS,
@@ -77,7 +77,7 @@ def _parser() -> Parser:
     parser.add_argument("files", nargs="*", metavar="FILE", help="measurements A and B")
     add = parser.add_argument
     add("--serve", nargs=2, metavar="URL", help="measure two servers in turns")
-    add("--reps", type=int, default=DEFAULT_REPS, metavar="N",
+    add("--reps", type=NUMBER, default=DEFAULT_REPS, metavar="N",
         help=f"repetitions of each server (default: {DEFAULT_REPS})")  # fmt: skip
     add("--json", nargs=2, metavar="FILE", help="write both servers' figures to two files")
     add("--false-alarms", type=value_of(real(0, 1, above_low=True)), default=FALSE_ALARMS,

@@ -6,11 +6,10 @@ import argparse
 import json
 import re
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from octavo.core.errors import StartupError
@@ -32,7 +31,9 @@ from octavo.tools.flags import Parser
 
 DEFAULT_URL = "http://127.0.0.1:8000"
 GET_TIMEOUT_S = 10.0
+FIRST_TIMEOUT_S = 300.0  # some servers compile when the first request comes
 HIGH_CPU_SHARE = 0.7
+DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as the requests go
 PREEMPTIONS = re.compile(r"^(octavo|vllm):num_preemptions_total(?:\{.*\})? (\S+)$", re.MULTILINE)
 
 
@@ -71,7 +72,7 @@ class Target:
         headers = {} if self.api_key is None else {"Authorization": f"Bearer {self.api_key}"}
         request = urllib.request.Request(self.base_url.rstrip("/") + path, headers=headers)
         try:
-            with closing(urllib.request.urlopen(request, timeout=GET_TIMEOUT_S)) as answer:
+            with closing(DIRECT.open(request, timeout=GET_TIMEOUT_S)) as answer:
                 return str(answer.read().decode(errors="replace"))
         except OSError:  # urllib's errors among them
             return None
@@ -167,15 +168,17 @@ def find_target(base_url: str, args: argparse.Namespace, ignore_eos: bool) -> Ta
 
 def with_model(target: Target) -> Target:
     """``target`` with what only the server can tell. Raises :class:`StartupError`."""
-    from dataclasses import replace
-
     if target.model is None:
         target = replace(target, model=first_model(target))
     if target.endpoint == "chat":
         return target
     ids = replace(target, with_ids=True)
-    error = ask(ids, Task([100, 101, 102, 103], 1), GET_TIMEOUT_S)
-    return target if error is not None else ids
+    error = ask(ids, Task([100, 101, 102, 103], 1), FIRST_TIMEOUT_S)
+    if error is None:
+        return ids
+    if error.startswith("HTTP 4"):  # it wants text; anything else that is wrong shows later
+        return target
+    raise StartupError(f"A first request to {target.base_url} failed: {error}.")
 
 
 def first_model(target: Target) -> str:
