@@ -1,7 +1,25 @@
-"""Before any test module: Triton decides while it is imported whether kernels are interpreted."""
+"""What all rooms' tests share."""
 
-import os
+from __future__ import annotations
+
 from pathlib import Path
 
-if not Path("/dev/nvidiactl").exists():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
+import pytest
+from hypothesis import settings
+
+# The same examples in every run, so that a red run means a change; no test fails for being slow.
+settings.register_profile("octavo", deadline=None, derandomize=True)
+settings.load_profile("octavo")
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The embedded model's GGUF file, fetched once into the user's cache folder."""
+    from octavo.weights.locate import locate
+
+    return locate(None).path

@@ -34,7 +34,7 @@ async def _talk(
         streamed = await asyncio.gather(*[_streamed(client, i) for i in range(CHATS)])
         plain = [await _plain(client, i) for i in range(CHATS)]
     async with httpx.AsyncClient() as http:
-        audit = (await http.get(f"{url}/debug/audit")).json()
+        audit = (await http.get(f"{url}/debug/audit")).json()["result"]
     return streamed, plain, audit
 
 

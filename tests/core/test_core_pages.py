@@ -205,5 +205,5 @@ class PoolMachine(RuleBasedStateMachine):
         }
 
 
-PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PoolMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestPoolMachine = PoolMachine.TestCase

@@ -37,7 +37,7 @@ ids = st.lists(st.integers(0, 2**31 - 1), max_size=40)
 
 
 @given(a=ids, b=ids, page_size=st.sampled_from([1, 4, 16]))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_keys_are_equal_exactly_as_far_as_the_prefixes_are(
     a: list[int], b: list[int], page_size: int
 ) -> None:

@@ -85,7 +85,7 @@ shapes = st.fixed_dictionaries(
 
 
 @given(load=loads, shape=shapes)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_ids_depend_on_the_request_alone(load: Any, shape: dict[str, Any]) -> None:
     loop = make_loop(**shape)
     requests = [
@@ -224,7 +224,5 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert (outputs[name].ids, outputs[name].finish) == (ids, finish)
 
 
-SchedulerMachine.TestCase.settings = settings(
-    max_examples=80, stateful_step_count=30, deadline=None
-)
+SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30)
 TestSchedulerMachine = SchedulerMachine.TestCase

@@ -32,11 +32,6 @@ INFO = EngineInfo(MAX_MODEL_LEN, NUM_PAGES, 16, 8, "fake", "float32")
 LIMITS = Limits(vocab_size=512, max_model_len=MAX_MODEL_LEN, page_size=16, eos_ids=(2,))
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def make_loop(worker: FakeWorker) -> EngineLoop:
     scheduler = Scheduler(
         pool=PagePool(NUM_PAGES, 16),
@@ -135,5 +130,3 @@ async def service(
     yield service
     await remote.close()
     engine.stop()
-
-

@@ -50,7 +50,7 @@ def dense_attention(q: Tensor, k: Tensor, v: Tensor, row: Row, window: int, scal
     return out[0].transpose(0, 1)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     spans=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 40)), min_size=1, max_size=4),
     page_size=st.sampled_from([16, 32, 64]),

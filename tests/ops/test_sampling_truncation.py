@@ -67,7 +67,7 @@ CUTS = {
 }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.one_of(TIED, FREE), st.fixed_dictionaries(CUTS))
 def test_retained_equals_a_sort(values, cuts):
     logits = torch.tensor([values])
@@ -75,7 +75,7 @@ def test_retained_equals_a_sort(values, cuts):
     assert set(keep.nonzero()[:, 0].tolist()) == sorted_reference(values, **cuts)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.one_of(TIED, FREE), st.fixed_dictionaries(CUTS))
 def test_cpu_draws_only_and_all_of_what_is_retained(values, cuts):
     """Many seeds of one row: the same winners, so the same ids were in the race."""

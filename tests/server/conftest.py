@@ -48,11 +48,6 @@ def load_text(folder: Path) -> tuple[Tokenizer, ChatTemplate | None]:
     return load_tokenizer(folder), load_chat_template(folder)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(scope="session")
 def byte_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_byte_tokenizer(tmp_path_factory.mktemp("tok") / "bytes", VOCAB_SIZE)

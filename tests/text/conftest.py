@@ -1,17 +1,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import settings
 
 from octavo.text.tokenizer import Tokenizer, load_tokenizer
 from tests.fakes.bytetok import write_byte_tokenizer
-
-settings.register_profile("octavo", deadline=None)  # no test fails for being slow
-settings.load_profile("octavo")
 
 
 @pytest.fixture(scope="session")
@@ -45,15 +40,3 @@ def pieces_backend(words: Sequence[str]) -> Any:
         ]
     )
     return backend
-
-
-@pytest.fixture(scope="session")
-def model_file() -> Path:
-    """The embedded model's GGUF file."""
-    from octavo.core.errors import StartupError
-    from octavo.weights.locate import locate
-
-    try:
-        return locate(None).path
-    except StartupError as error:
-        pytest.skip(f"the embedded model cannot be fetched: {error}")

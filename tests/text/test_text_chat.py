@@ -369,10 +369,10 @@ DIALECT = (
 )
 
 
-def test_rendering_equals_transformers(model_file: Path) -> None:
+def test_rendering_equals_transformers(smollm2: Path) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
-    found = load_chat_template(model_file)
+    found = load_chat_template(smollm2)
     assert found is not None
     chats = [
         HI,

@@ -20,11 +20,6 @@ from tests.fakes.bytetok import byte_ids, write_byte_tokenizer
 HI = [{"role": "user", "content": "hi"}]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def make_front(folder: Path, chat_template: bool | str = True, **options: Any) -> TextFront:
     write_byte_tokenizer(folder, chat_template=chat_template)
     return TextFront(
@@ -105,8 +100,8 @@ def test_bad_words_with_and_without_a_leading_space(
         assert pieces_tokenizer.decode(ids).strip() == "a"
 
 
-def test_bad_words_of_a_real_vocabulary(model_file: Path) -> None:
-    front = TextFront(load_tokenizer(model_file), None, max_model_len=64)
+def test_bad_words_of_a_real_vocabulary(smollm2: Path) -> None:
+    front = TextFront(load_tokenizer(smollm2), None, max_model_len=64)
     banned = front.bad_word_ids(["Paris"])
     assert {front.tokenizer.decode(ids) for ids in banned} == {"Paris", " Paris"}
 

@@ -48,15 +48,15 @@ DIGITS = MIXED + "0123456789½²Ⅷ٣"
 
 
 @pytest.fixture(scope="session")
-def ours(model_file: Path) -> Tokenizer:
-    return load_tokenizer(model_file)
+def ours(smollm2: Path) -> Tokenizer:
+    return load_tokenizer(smollm2)
 
 
 @pytest.fixture(scope="session")
-def theirs(model_file: Path) -> Any:
+def theirs(smollm2: Path) -> Any:
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_file.parent, gguf_file=model_file.name)
+    return AutoTokenizer.from_pretrained(smollm2.parent, gguf_file=smollm2.name)
 
 
 def test_ids_equal_transformers_on_the_same_file(ours: Tokenizer, theirs: Any) -> None:
@@ -84,10 +84,10 @@ def test_digits_stand_alone_as_in_the_published_tokenizer(ours: Tokenizer, their
     assert [ours.token_text(i) for i in ours.encode("x   42")] == ["x", "   ", "4", "2"]
 
 
-def test_facts_of_the_embedded_model(ours: Tokenizer, model_file: Path) -> None:
+def test_facts_of_the_embedded_model(ours: Tokenizer, smollm2: Path) -> None:
     assert (ours.vocab_size, ours.bos_id, ours.eos_ids) == (49_152, 1, (2,))
     assert (ours.eos_token, len(ours.special_ids)) == ("<|im_end|>", 17)
-    template = load_chat_template(model_file)
+    template = load_chat_template(smollm2)
     assert template is not None
     assert template.render([{"role": "user", "content": "hi"}]).endswith(
         "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"

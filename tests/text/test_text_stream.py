@@ -95,10 +95,10 @@ def test_random_ids_of_the_real_vocabulary(real_tokenizer: Tokenizer, ids: list[
 
 
 @pytest.fixture(scope="session")
-def real_tokenizer(model_file: Any) -> Tokenizer:
+def real_tokenizer(smollm2: Any) -> Tokenizer:
     from octavo.text.tokenizer import load_tokenizer
 
-    return load_tokenizer(model_file)
+    return load_tokenizer(smollm2)
 
 
 def test_ids_beyond_the_vocabulary_have_no_text(byte_tokenizer: Tokenizer) -> None:

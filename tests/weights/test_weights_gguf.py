@@ -255,9 +255,7 @@ def test_type_that_nobody_unpacks(tmp_path: Path) -> None:
         dict(source.tensors())
 
 
-@settings(
-    deadline=None, max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_damage_is_one_sentence(tmp_path: Path, data: st.DataObject) -> None:
     """Cut the file or write over its header: it opens and loads, or a StartupError names it."""

@@ -157,9 +157,7 @@ def test_no_weights_at_all(tmp_path: Path) -> None:
     assert "holds no weights" in refusal(tmp_path)
 
 
-@settings(
-    deadline=None, max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(at=st.integers(0, 300), byte=st.integers(0, 255), cut=st.integers(0, 300))
 def test_any_damage_to_a_header_is_one_sentence(
     tmp_path: Path, at: int, byte: int, cut: int

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from octavo.core.errors import StartupError
@@ -263,7 +263,6 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(family=st.sampled_from(sorted(ARCHITECTURES)), data=st.data())
 def test_any_value_gives_a_spec_or_a_sentence(family: str, data: st.DataObject) -> None:
     config = tiny_config(family, rope_scaling=dict(YARN), layer_types=["full_attention"] * 2)
