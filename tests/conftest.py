@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+
+# Triton decides while it is imported whether kernels are interpreted.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # The same examples in every run, so that a red run means a change; no test fails for being slow.
 settings.register_profile("octavo", deadline=None, derandomize=True)

@@ -17,8 +17,6 @@ from octavo.ops.triton.tiles import Card, CardTiles, Tile, pick, tiles_for
 _MMA_ROWS = 16  # the fewest rows of a tensor core product
 _ADDED_ROWS = 32  # rows of parts that a program adds up at a time
 _ANY = 1 << 30  # more queries than any row has
-_ROW_BLOCK = 1024
-_ROPE_ELEMENTS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,7 @@ class TritonOps(Ops):
         rows.norm_kernel[(count,)](
             x, x if residual is None else residual, weight, out, stride, eps,
             SIZE=size, WIDTH=width, ADD=residual is not None,
-            num_warps=min(16, max(1, width // 512)), **self._early,
+            num_warps=min(16, max(1, width // self.tiles.rows.norm)), **self._early,
         )  # fmt: skip
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
@@ -95,7 +93,7 @@ class TritonOps(Ops):
         count = out.numel() // size
         if count:
             stride = gate_up.stride(-2) if gate_up.dim() > 1 else 2 * size
-            block = min(_ROW_BLOCK, triton.next_power_of_2(size))
+            block = min(self.tiles.rows.block, triton.next_power_of_2(size))
             rows.silu_kernel[(count, triton.cdiv(size, block))](
                 gate_up, out, stride, SIZE=size, BLOCK=block, num_warps=4, **self._early
             )
@@ -105,7 +103,7 @@ class TritonOps(Ops):
         size = weight.shape[1]
         out = weight.new_empty((*ids.shape, size))
         if ids.numel():
-            block = min(_ROW_BLOCK, triton.next_power_of_2(size))
+            block = min(self.tiles.rows.block, triton.next_power_of_2(size))
             rows.embedding_kernel[(ids.numel(), triton.cdiv(size, block))](
                 ids.contiguous(), weight, out, weight.stride(0),
                 SIZE=size, BLOCK=block, num_warps=4, **self._early,
@@ -135,7 +133,7 @@ class TritonOps(Ops):
         if not qkv.shape[0]:
             return q
         heads = num_heads + 2 * num_kv_heads
-        block = max(1, min(triton.next_power_of_2(heads), _ROPE_ELEMENTS // width))
+        block = max(1, min(triton.next_power_of_2(heads), self.tiles.rows.rope // width))
         page, layers, values, head, offset, _ = kv_pages.stride()
         rope.rope_kernel[(qkv.shape[0], triton.cdiv(heads, block))](
             qkv, positions.contiguous(), cos_sin, qkv if q_norm is None else q_norm,
@@ -144,7 +142,7 @@ class TritonOps(Ops):
             qkv.stride(0), page, layers, values, head, offset, eps,
             Q_HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=dim, WIDTH=width,
             HALF=cos_sin.shape[-1] // 2, BLOCK=block, NORM_Q=q_norm is not None,
-            NORM_K=k_norm is not None, num_warps=4, **self._early,
+            NORM_K=k_norm is not None, num_warps=self.tiles.rows.rope_warps, **self._early,
         )  # fmt: skip
         return q
 
@@ -177,11 +175,12 @@ class TritonOps(Ops):
         cut = Cut(0, tokens, tokens, tile.tokens, self._programs(tile), tile.least)
         launches = [self._launch(tile, cut, True, q, kv_pages, meta)]
         if meta.max_query > tokens:
-            tile = pick(self.tiles.many, dim, group).fitted(dim, size, self.card.shared_bytes)
+            most = q.shape[0] // (pick(self.tiles.split, dim, group).rows // group)
+            split = (most + 1) * kv_heads <= self.card.multiprocessors
+            table = self.tiles.split if split else self.tiles.many
+            tile = pick(table, dim, group).fitted(dim, size, self.card.shared_bytes)
             programs = self._programs(tile)
             cut = Cut(tokens, _ANY, tile.rows // group, tile.tokens, programs, tile.least)
-            most = cut.max_units(q.shape[0], meta.context_len.shape[0])
-            split = most * kv_heads < self.card.multiprocessors
             launches.append(self._launch(tile, cut, split, q, kv_pages, meta))
         return tuple(launches)
 

@@ -62,24 +62,40 @@ def _tile_bytes(tile: Tile, head_dim: int, element_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class RowTiles:
+    """Kernels over rows: elements a warp of a norm, features a program of an activation, elements
+    (heads times features) and warps a program of a rotation."""
+
+    norm: int = 512
+    block: int = 1024
+    rope: int = 1024
+    rope_warps: int = 4
+
+
+@dataclass(frozen=True, slots=True)
 class CardTiles:
-    """Choices by largest head size, ascending; of few and of many queries a row."""
+    """Attention by largest head size, ascending: ``few`` queries a row; ``many``; ``split``: many,
+    but too few units to fill the card."""
 
     capability: int
     few: dict[int, Tile]
     many: dict[int, Tile]
+    split: dict[int, Tile]
+    rows: RowTiles = RowTiles()
 
 
 H200 = CardTiles(
     capability=90,
     few={
-        64: Tile(rows=16, tokens=64, warps=2, ahead=2, programs=4),
-        128: Tile(rows=16, tokens=64, warps=2, ahead=1, programs=3),
-        256: Tile(rows=16, tokens=32, warps=2, ahead=1, programs=3),
+        128: Tile(rows=16, tokens=16, warps=1, ahead=1, programs=8),
+        256: Tile(rows=16, tokens=32, warps=2, ahead=1, programs=4),
     },
     many={
-        64: Tile(rows=128, tokens=128, warps=8, ahead=1, programs=2),
-        128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=2),
+        128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=16, registers=128),
+        256: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
+    },
+    split={
+        128: Tile(rows=128, tokens=64, warps=8, ahead=2, programs=1),
         256: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
     },
 )
@@ -87,12 +103,16 @@ H200 = CardTiles(
 AMPERE = CardTiles(
     capability=80,
     few={
-        64: Tile(rows=16, tokens=64, warps=4, ahead=1, programs=3),
+        128: Tile(rows=16, tokens=16, warps=1, ahead=1, programs=8),
         256: Tile(rows=16, tokens=32, warps=4, ahead=1, programs=3),
     },
     many={
-        128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
-        256: Tile(rows=64, tokens=32, warps=4, ahead=1, programs=2),
+        128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=16),
+        256: Tile(rows=64, tokens=32, warps=4, ahead=1, programs=16),
+    },
+    split={
+        128: Tile(rows=64, tokens=64, warps=4, ahead=1, programs=1),
+        256: Tile(rows=64, tokens=32, warps=4, ahead=1, programs=1),
     },
 )
 
