@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from benchmarks.check import Check
-from benchmarks.checks import _bench, _chats, _fresh, _ids, _logits, _throughput
+from benchmarks.checks import _chats, _fresh, _ids, _logits, _throughput, bench
 
 
 def run(check: Check) -> None:
@@ -12,4 +12,4 @@ def run(check: Check) -> None:
     _logits.measure(check)
     _chats.measure(check)
     _throughput.measure(check)
-    _bench.measure(check)
+    bench.measure(check)

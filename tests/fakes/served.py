@@ -24,7 +24,7 @@ class Served:
         self.output = ""
         self.url = ""
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "octavo", "serve", "--port", "0", *args],
+            [sys.executable, "-m", "octavo", "serve", "--port", "0", "--cpu-threads", "1", *args],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
