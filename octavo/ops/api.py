@@ -139,6 +139,12 @@ class Ops:
         weight, bias = cast("tuple[Tensor, Tensor | None]", packed)
         return torch.nn.functional.linear(x, weight, bias)
 
+    def new_pages(
+        self, num_pages: int, page_elements: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        """Zeroed memory for a pool of pages, [num_pages, page_elements]."""
+        return torch.zeros(num_pages, page_elements, dtype=dtype, device=device)
+
     def describe(self) -> str:
         """What was chosen, for the start log."""
         return "reference kernels (plain torch)"

@@ -15,13 +15,21 @@ from numba import float32
 
 from octavo.ops.cpu.isa import Isa
 from octavo.ops.cpu.jit import FIRST_ARGUMENT, ITEMS, NEXT, SCRATCH, TICKET
-from octavo.ops.cpu.memory import load, load_float64, load_int32, load_int64, take
+from octavo.ops.cpu.memory import (
+    load,
+    load_arguments,
+    load_float64,
+    load_int32,
+    load_int64,
+    take,
+)
 from octavo.ops.cpu.tiles import (
     BF16,
     BF16_DOT,
     FP32,
     cap_row,
     convert_row,
+    fetch,
     fill,
     page_scores,
     page_values,
@@ -54,127 +62,114 @@ class AttentionShape:
         return 1 if decode else max(1, _TILE_ROWS // self.group)
 
 
-def make_attention(
+def make_attention(  # noqa: C901, PLR0915  (sizes reach a kernel only as its closure: one piece)
     shape: AttentionShape, isa: Isa, decode: bool
 ) -> tuple[Callable[[int], None], str, int]:
     """The kernel's Python function, its name, and the scratch bytes a thread needs."""
     G, D, P = shape.group, shape.head_dim, shape.page_size
-    tile = shape.tile_tokens(decode) * G
-    block = _block_rows(tile)  # rows whose sums are in registers together
-    rows = -(-tile // block) * block
-    lanes = min(isa.lanes, D & -D, P & -P)
-    registers = isa.registers
-    mode = FP32 if not shape.kv_bf16 else BF16
+    block, blocks = _blocks(shape.tile_tokens(decode) * G)
+    rows = block * blocks
+    lanes, registers = min(isa.lanes, D & -D, P & -P), isa.registers
+    mode = BF16 if shape.kv_bf16 else FP32
     if shape.kv_bf16 and isa.bf16_dot and lanes == 16:
         mode = BF16_DOT
     bf16, q_bf16 = shape.bf16, mode == BF16_DOT
-    chunk = P * max(1, _CHUNK_TOKENS // P)
-    q_row, score_row, sum_row = D * (2 if q_bf16 else 4), chunk * 4, D * 4
-    at_scores = rows * q_row
-    at_sums = at_scores + rows * score_row
-    at_state = at_sums + rows * sum_row
-    thread_scratch = -(-(at_state + rows * 8) // 4096) * 4096
     element = 2 if bf16 else 4
-    masked = np.float32(-np.inf)
+    chunk = P * max(1, _CHUNK_TOKENS // P)
+    q_row, weight_bytes = (D * 2, 2) if q_bf16 else (D * 4, 4)
+    at_scores = rows * q_row
+    at_sums = at_scores + rows * chunk * 4
+    at_maxima = at_sums + rows * D * 4
+    at_totals = at_maxima + rows * 4
+    thread_scratch = -(-(at_totals + rows * 4) // 4096) * 4096
+    head_page = D * P * (2 if shape.kv_bf16 else 4)  # bytes of one head's K in a page
+    masked, lowest = np.float32(-np.inf), np.float32(-1e30)
+    log2_e = np.float32(np.log2(np.e))
 
-    def attend(block_address):
-        scratch = load_int64(block_address, SCRATCH)
-        scratch += take(block_address, TICKET) * thread_scratch
-        items = load_int64(block_address, ITEMS)
-        query = load_int64(block_address, FIRST_ARGUMENT)
-        query_token = load_int64(block_address, FIRST_ARGUMENT + 1)
-        out = load_int64(block_address, FIRST_ARGUMENT + 2)
-        out_token = load_int64(block_address, FIRST_ARGUMENT + 3)
-        pages = load_int64(block_address, FIRST_ARGUMENT + 4)
-        page_bytes = load_int64(block_address, FIRST_ARGUMENT + 5)
-        values_at = load_int64(block_address, FIRST_ARGUMENT + 6)
-        head_bytes = load_int64(block_address, FIRST_ARGUMENT + 7)
-        table = load_int64(block_address, FIRST_ARGUMENT + 8)
-        table_row = load_int64(block_address, FIRST_ARGUMENT + 9)
-        tiles = load_int64(block_address, FIRST_ARGUMENT + 10)
-        kv_heads = load_int64(block_address, FIRST_ARGUMENT + 11)
-        window = load_int64(block_address, FIRST_ARGUMENT + 12)
-        scale = load_float64(block_address, FIRST_ARGUMENT + 13)
-        cap = load_float64(block_address, FIRST_ARGUMENT + 14)
-        softmax_scale = float32(1.0) if cap > 0 else scale
-        scores, sums, state = scratch + at_scores, scratch + at_sums, scratch + at_state
-
-        item = take(block_address, NEXT)
+    def attend(arguments):  # noqa: C901
+        queries = load_int64(arguments, SCRATCH) + take(arguments, TICKET) * thread_scratch
+        scores, sums = queries + at_scores, queries + at_sums
+        maxima, totals = queries + at_maxima, queries + at_totals
+        items = load_int64(arguments, ITEMS)
+        (
+            query, query_token, out, out_token, pages, page_bytes, to_values, head_bytes,
+            table, table_row, tiles, kv_heads, window,
+        ) = load_arguments(arguments, FIRST_ARGUMENT, 13)  # fmt: skip
+        scale = load_float64(arguments, FIRST_ARGUMENT + 13)
+        cap = load_float64(arguments, FIRST_ARGUMENT + 14)
+        item = take(arguments, NEXT)
         while item < items:
-            number = item // kv_heads
-            head = item - number * kv_heads
-            row = load_int32(tiles, number * 4)
-            token = load_int32(tiles, number * 4 + 1)
-            count = load_int32(tiles, number * 4 + 2)
-            first = load_int32(tiles, number * 4 + 3)  # position of the tile's first query
-            used = count * G
+            tile = tiles + item // kv_heads * 16
+            head = item % kv_heads
+            row, token = load_int32(tile, 0), load_int32(tile, 1)
+            used = load_int32(tile, 2) * G
+            first = load_int32(tile, 3)  # position of the tile's first query
+            end = first + load_int32(tile, 2)
             for r in range(used):
-                source = query + ((token + r // G) * query_token + (head * G + r % G) * D) * element
-                convert_row(source, scratch + r * q_row, D, lanes, bf16, q_bf16)
-            fill(scratch, used * q_row // 4, rows * q_row // 4, float32(0.0))
+                at = (token + r // G) * query_token + (head * G + r % G) * D
+                convert_row(query + at * element, queries + r * q_row, D, lanes, bf16, q_bf16)
+            fill(queries, used * q_row // 4, rows * q_row // 4, float32(0.0))
             fill(sums, 0, rows * D, float32(0.0))
-            for r in range(rows):
-                fill(state, r * 2, r * 2 + 1, float32(-1e30))
-                fill(state, r * 2 + 1, r * 2 + 2, float32(0.0))
+            fill(maxima, 0, rows, lowest)
+            fill(totals, 0, rows, float32(0.0))
 
             begin = max(0, first - window + 1) // P * P if window > 0 else 0
-            while begin < first + count:
-                tokens = min(chunk, first + count - begin)
+            while begin < end:
+                tokens = min(chunk, end - begin)
                 used_pages = (tokens + P - 1) // P
-                entry = row * table_row + begin // P
+                padded = used_pages * P
+                entry = table + (row * table_row + begin // P) * 4
+                keys = pages + head * head_bytes
                 for p in range(used_pages):
-                    keys = pages + load_int32(table, entry + p) * page_bytes + head * head_bytes
-                    for b in range(0, rows, block):
-                        target = scores + b * score_row + p * P * 4
+                    page = keys + load_int32(entry, p) * page_bytes
+                    fetch(page + to_values, head_page)
+                    for b in range(blocks):
                         page_scores(
-                            scratch + b * q_row, keys, target, block, D, P, chunk, lanes, mode
-                        )
+                            queries + b * block * q_row, page,
+                            scores + (b * block * chunk + p * P) * 4,
+                            block, D, P, chunk, lanes, mode,
+                        )  # fmt: skip
                 for r in range(used):
-                    row_scores = scores + r * score_row
+                    weights = scores + r * chunk * 4
                     if cap > 0:
-                        cap_row(row_scores, used_pages * P, scale, cap, lanes)
+                        cap_row(weights, padded, scale, cap, lanes)
                     seen = first + r // G + 1 - begin  # of this chunk, from its start
                     if window > 0:
-                        fill(row_scores, 0, min(seen - window, used_pages * P), masked)
-                    fill(row_scores, max(0, seen), used_pages * P, masked)
+                        fill(weights, 0, min(seen - window, padded), masked)
+                    fill(weights, max(0, seen), padded, masked)
                     shrink = softmax_row(
-                        row_scores, used_pages * P, state + r * 8, softmax_scale, lanes, mode
-                    )
+                        weights, padded, maxima + r * 4, totals + r * 4,
+                        log2_e if cap > 0 else scale * log2_e, lanes, mode,
+                    )  # fmt: skip
                     if shrink != 1:
-                        scale_row(sums + r * sum_row, shrink, D, lanes)
+                        scale_row(sums + r * D * 4, shrink, D, lanes)
                 for p in range(used_pages):
-                    values = pages + load_int32(table, entry + p) * page_bytes + head * head_bytes
-                    weights = scores + p * P * (2 if q_bf16 else 4)
-                    left = min(P, tokens - p * P)
-                    for b in range(0, rows, block):
+                    page = keys + load_int32(entry, p) * page_bytes
+                    if begin + chunk + p * P < end:
+                        fetch(keys + load_int32(entry, p + chunk // P) * page_bytes, head_page)
+                    for b in range(blocks):
                         page_values(
-                            weights + b * score_row,
-                            values + values_at,
-                            sums + b * sum_row,
-                            left,
-                            block,
-                            D,
-                            chunk,
-                            lanes,
-                            registers,
-                            mode,
-                        )
+                            scores + b * block * chunk * 4 + p * P * weight_bytes,
+                            page + to_values, sums + b * block * D * 4, min(P, tokens - p * P),
+                            block, D, chunk, lanes, registers, mode,
+                        )  # fmt: skip
                 begin += chunk
 
             for r in range(used):
-                target = out + ((token + r // G) * out_token + (head * G + r % G) * D) * element
-                inverse = float32(1.0) / load(state, r * 2 + 1, False)
-                write_row(sums + r * sum_row, inverse, target, D, lanes, bf16)
-            item = take(block_address, NEXT)
+                at = (token + r // G) * out_token + (head * G + r % G) * D
+                inverse = float32(1.0) / load(totals, r, False)
+                write_row(sums + r * D * 4, inverse, out + at * element, D, lanes, bf16)
+            item = take(arguments, NEXT)
 
     phase = "decode" if decode else "prefill"
-    name = f"attend_{phase}_{G}_{D}_{P}_{lanes}_{mode}_{int(bf16)}_{registers}"
+    name = f"attend_{phase}_{G}_{D}_{P}_{lanes}_{registers}_{mode}_{int(bf16)}"
     return attend, name, thread_scratch
 
 
-def _block_rows(tile: int) -> int:
-    """Rows a block: 3 or 4, whichever wastes fewer; a smaller tile is one block."""
-    return tile if tile <= 4 else min((4, 3), key=lambda size: -tile % size)
+def _blocks(tile: int) -> tuple[int, int]:
+    """Rows a block and blocks a tile: 3 or 4 rows, whichever wastes fewer, or all of a few."""
+    block = tile if tile <= 4 else min((4, 3), key=lambda size: -tile % size)
+    return block, -(-tile // block)
 
 
 def plan_tiles(

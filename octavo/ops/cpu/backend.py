@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -11,8 +11,9 @@ from torch import Tensor
 
 from octavo.ops.api import GroupMeta, Ops
 from octavo.ops.cpu import attention, rope, rows
+from octavo.ops.cpu.huge import advise_huge_pages
 from octavo.ops.cpu.isa import Isa
-from octavo.ops.cpu.jit import Kernel, Launcher, Team, compile_kernel, set_target
+from octavo.ops.cpu.jit import Launcher, Team, compile_kernel, set_target
 from octavo.ops.cpu.linear import PackedLinear, apply_linear, pack_linear, packing_works
 
 _FAST = (torch.float32, torch.bfloat16)
@@ -35,7 +36,7 @@ class CpuOps(Ops):
         self.isa = isa
         self._team = Team(threads)
         self._cache_dir = cache_dir
-        self._launchers: dict[tuple, Launcher] = {}
+        self._launchers: dict[tuple[Any, ...], Launcher] = {}
 
     @property
     def threads(self) -> int:
@@ -47,9 +48,16 @@ class CpuOps(Ops):
         plural = "s" if self.threads > 1 else ""
         return f"attention numba {self.isa}, {self.threads} thread{plural}; linear {linear}"
 
+    def new_pages(
+        self, num_pages: int, page_elements: int, dtype: torch.dtype, device: torch.device
+    ) -> Tensor:
+        pool = torch.empty(num_pages, page_elements, dtype=dtype, device=device)
+        advise_huge_pages(pool)
+        return pool.zero_()
+
     # -- kernels ----------------------------------------------------------------------------
 
-    def _launcher(self, key: tuple, arguments: str) -> Launcher:
+    def _launcher(self, key: tuple[Any, ...], arguments: str) -> Launcher:
         """The compiled kernel for ``key``: (factory, its positional arguments…)."""
         function, name, *scratch = key[0](*key[1:])
         kernel = compile_kernel(
@@ -104,9 +112,8 @@ class CpuOps(Ops):
         size, elements = weight.shape[0], x.numel()
         count = elements // size
         parallel, grain = self._split(count, elements)
-        adds = residual is not None
-        sums = residual.data_ptr() if adds else 0
-        kernel = self.norm_kernel(size, x.dtype is torch.bfloat16, adds)
+        sums = 0 if residual is None else residual.data_ptr()
+        kernel = self.norm_kernel(size, x.dtype is torch.bfloat16, residual is not None)
         kernel(count, parallel, x.data_ptr(), sums, weight.data_ptr(), out.data_ptr(), grain, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:

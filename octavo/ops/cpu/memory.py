@@ -36,6 +36,20 @@ def load_int64(typing, address, index):
     return _INT64(_INT64, _INT64), emit
 
 
+@intrinsic(prefer_literal=True)
+def load_arguments(typing, address, first, count):
+    """``count`` int64 arguments, ``first`` to last, as a tuple."""
+    begin, number = first.literal_value, count.literal_value
+
+    def emit(context, builder, signature, args):
+        values = [
+            builder.load(_element(builder, args[0], I64(begin + i), I64)) for i in range(number)
+        ]
+        return context.make_tuple(builder, signature.return_type, values)
+
+    return types.UniTuple(_INT64, number)(_INT64, first, count), emit
+
+
 @intrinsic
 def load_float64(typing, address, index):
     """A float64 as float32: scalars arrive so in an argument block."""

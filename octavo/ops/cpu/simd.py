@@ -84,6 +84,13 @@ class Lanes:
     def splat_at(self, address: ir.Value, offset: ir.Value | int, kind: ir.Type = F32) -> ir.Value:
         return self.splat(self.load(address, offset, kind))
 
+    def prefetch(self, address: ir.Value, offset: int) -> None:
+        """Ask for the cache line there; the address need not be valid."""
+        pointer = self.at(address, offset, ir.IntType(8))
+        kind = ir.FunctionType(ir.VoidType(), [pointer.type, I32, I32, I32])
+        function = cgutils.get_or_insert_function(self.b.module, kind, "llvm.prefetch.p0")
+        self.b.call(function, [pointer, I32(0), I32(3), I32(1)])  # to read, keep close, data
+
     # -- arithmetic -------------------------------------------------------------------------
 
     def _call(self, name: str, result: ir.Type, args: Sequence[ir.Value]) -> ir.Value:
@@ -104,7 +111,7 @@ class Lanes:
         return self._call("llvm.x86.avx512bf16.dpbf16ps.512", self.f32, args)
 
     def maximum(self, a: ir.Value, b: ir.Value) -> ir.Value:
-        """May drop a NaN."""
+        """NaN where ``b`` is NaN; one in ``a`` is dropped."""
         return self.b.select(self.b.fcmp_ordered(">", a, b), a, b)
 
     def largest(self, x: ir.Value) -> ir.Value:
@@ -137,6 +144,26 @@ class Lanes:
         rounded = b.lshr(b.add(bits, b.add(odd, self.bits(0x7FFF))), self.bits(16))
         nan = b.fcmp_unordered("uno", x, x)
         return b.trunc(b.select(nan, self.bits(0x7FC0), rounded), self.i16)
+
+    def narrow_by_instruction(self, x: ir.Value) -> ir.Value:
+        """:meth:`narrow` of 16 where the machine has bf16 instructions; subnormals become 0."""
+        kind = ir.VectorType(_Bfloat(), self.n)
+        return self.b.bitcast(
+            self._call("llvm.x86.avx512bf16.cvtneps2bf16.512", kind, (x,)), self.i16
+        )
+
+    def exp2_below_one(self, y: ir.Value, coefficients: Sequence[float]) -> ir.Value:
+        """2^y for y ≤ 0 by a polynomial on [-1/2, 1/2]; 0 from -127 down, NaN for NaN."""
+        b, number = self.b, self.number
+        y = self.maximum(number(-127.0), y)
+        shift = number(12582912.0 + 127.0)  # 1.5·2^23: adding it rounds to an integer, kept in
+        shifted = b.fadd(y, shift)  # the low bits, here with the exponent's bias
+        fraction = b.fsub(y, b.fsub(shifted, shift))
+        p = number(coefficients[0])
+        for coefficient in coefficients[1:]:
+            p = self.fma(p, fraction, number(coefficient))
+        power = b.bitcast(b.shl(b.bitcast(shifted, self.i32), self.bits(23)), self.f32)
+        return b.fmul(p, power)
 
     def exp(self, x: ir.Value) -> ir.Value:
         """e^x to 2 ulp in [-87, 88]; 0 below, inf above, NaN for NaN (Cephes' polynomial)."""

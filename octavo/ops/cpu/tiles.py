@@ -16,6 +16,7 @@ All sizes are compile-time integers.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -29,9 +30,16 @@ from octavo.ops.cpu.simd import F32, I1, I32, I64, Lanes
 FP32, BF16, BF16_DOT = 0, 1, 2  # what K and V are; BF16_DOT also keeps q and weights in bf16
 
 _FEATURES_UNROLLED = 8
+_CACHE_LINE_BYTES = 64
+_LEAST_CHAINS = 8  # independent sums that hide the latency of a fused multiply-add
+
+# 2^x on [-1/2, 1/2], highest power first: relative error 7.5e-8, and 7.5e-5 for bf16 weights.
+_EXP2 = (1.3276471e-3, 9.6755410e-3, 5.5507131e-2, 0.24022120, 0.69314694, 1.00000012)
+_EXP2_COARSE = (5.5171669e-2, 0.24261113, 0.69326097, 0.99992806)
 
 
-def literals(*kinds: types.Type) -> list[int]:
+def literals(*kinds: types.Literal) -> list[int]:
+    """The values of compile-time arguments."""
     return [kind.literal_value for kind in kinds]
 
 
@@ -41,33 +49,36 @@ def loop(builder: ir.IRBuilder, count: ir.Value) -> Iterator[ir.Value]:
         yield counted.index
 
 
+def _parts(v: Lanes, address: ir.Value, offset: ir.Value | int, mode: int) -> tuple:
+    """K or V at an address as operands: one vector, or the two halves of bf16 pairs in fp32."""
+    if mode == FP32:
+        return (v.load(address, offset),)
+    pairs = v.load(address, offset, v.i32)
+    return (pairs,) if mode == BF16_DOT else v.halves(pairs)
+
+
+def _add_product(v: Lanes, total: ir.Value, a: ir.Value, b: ir.Value, mode: int) -> ir.Value:
+    return v.bf16_dot(total, a, b) if mode == BF16_DOT else v.fma(a, b, total)
+
+
 @intrinsic(prefer_literal=True)
 def page_scores(typing, q, k, scores, rows, dim, page, stride, lanes, mode):
     """scores[r, t] = q[r] · k[t] for the tokens t of one page."""
     R, D, P, S, n, kind = literals(rows, dim, page, stride, lanes, mode)
-    width = 1 if kind == FP32 else 2  # features in a K vector element
+    width = 1 if kind == FP32 else 2  # features in an element of a K vector
     unrolled = _FEATURES_UNROLLED if D % _FEATURES_UNROLLED == 0 else 2
-    chains = 2 if R <= 4 else 1  # sums a row: enough independent ones to hide latency
+    chains = min(unrolled // width, 4, -(-_LEAST_CHAINS // R))  # sums a row
+    scalar, q_bytes = (I32, 2) if kind == BF16_DOT else (F32, 4)
 
-    def step(v: Lanes, totals: list, q_at: ir.Value, k_at: ir.Value, column: int) -> None:
-        """Adds ``unrolled`` features to ``totals`` [R][chains]."""
-        for feature in range(0, unrolled, width):
-            offset = (feature // width * P + column) * 4
-            if kind == BF16_DOT:
-                pairs = v.load(k_at, offset, v.i32)
+    def step(v: Lanes, sums: list, q_at: ir.Value, k_at: ir.Value) -> None:
+        """Adds ``unrolled`` features to ``sums`` [R][chains]."""
+        for element in range(unrolled // width):
+            for part, keys in enumerate(_parts(v, k_at, element * P * 4, kind)):
                 for r in range(R):
-                    c = feature // 2 % chains
-                    query = v.splat_at(q_at, (r * D + feature) * 2, I32)
-                    totals[r][c] = v.bf16_dot(totals[r][c], query, pairs)
-                continue
-            parts = (
-                (v.load(k_at, offset),) if kind == FP32 else v.halves(v.load(k_at, offset, v.i32))
-            )
-            for part, keys in enumerate(parts):
-                for r in range(R):
-                    c = (feature + part) % chains
-                    query = v.splat_at(q_at, (r * D + feature + part) * 4)
-                    totals[r][c] = v.fma(query, keys, totals[r][c])
+                    feature = r * D + element * width + part
+                    query = v.splat_at(q_at, feature * q_bytes, scalar)
+                    row, c = sums[r], (element + part) % chains
+                    row[c] = _add_product(v, row[c], query, keys, kind)
 
     def emit(context, builder, signature, args):
         q, k, scores = args[:3]
@@ -75,18 +86,16 @@ def page_scores(typing, q, k, scores, rows, dim, page, stride, lanes, mode):
         for column in range(0, P, n):
             slots = [[v.variable(v.number(0.0)) for _ in range(chains)] for _ in range(R)]
             with loop(builder, I64(D // unrolled)) as block:
-                q_bytes = 2 if kind == BF16_DOT else 4
                 q_at = builder.add(q, builder.mul(block, I64(unrolled * q_bytes)))
                 k_at = builder.add(k, builder.mul(block, I64(unrolled // width * P * 4)))
-                totals = [[builder.load(slot) for slot in row] for row in slots]
-                step(v, totals, q_at, k_at, column)
-                for row, values in zip(slots, totals, strict=True):
+                sums = [[builder.load(slot) for slot in row] for row in slots]
+                step(v, sums, q_at, builder.add(k_at, I64(column * 4)))
+                for row, values in zip(slots, sums, strict=True):
                     for slot, value in zip(row, values, strict=True):
                         builder.store(value, slot)
             for r, row in enumerate(slots):
-                total = builder.load(row[0])
-                if chains == 2:
-                    total = builder.fadd(total, builder.load(row[1]))
+                first, *others = [builder.load(slot) for slot in row]
+                total = functools.reduce(builder.fadd, others, first)
                 v.store(total, scores, (r * S + column) * 4)
         return context.get_dummy_value()
 
@@ -100,41 +109,32 @@ def page_values(typing, weights, values, sums, tokens, rows, dim, stride, lanes,
     Memory past them is read at most in the same pair, and never reaches a sum: it may be NaN.
     """
     R, D, S, n, kind = literals(rows, dim, stride, lanes, mode)
-    chunk = _sum_vectors(R, D // n, registers.literal_value)
+    held = _sum_vectors(R, D // n, registers.literal_value)
 
-    def token_step(v: Lanes, slots: list, weight_at: ir.Value, value_at: ir.Value, both: bool):
-        """One token (fp32) or one pair of tokens; ``both`` false ignores the second."""
-        halves = (0, 1) if kind == BF16 and both else (0,)
-        size, scalar = (4, I32) if kind == BF16_DOT else (4, F32)
+    def step(v: Lanes, slots: list, weight_at: ir.Value, value_at: ir.Value, both: bool) -> None:
+        """Adds a token (fp32) or a pair of tokens; without ``both`` only the pair's first."""
+        scalar, used = (I32, 1) if kind == BF16_DOT else (F32, 2 if kind == BF16 and both else 1)
         factors = [
-            [v.splat_at(weight_at, r * S * 4 + half * size, scalar) for half in halves]
+            [v.splat_at(weight_at, (r * S + part) * 4, scalar) for part in range(used)]
             for r in range(R)
         ]
-        for i in range(chunk):
-            offset = i * n * 4
-            if kind == BF16_DOT:
-                pairs = v.load(value_at, offset, v.i32)
-                parts = (pairs if both else v.b.and_(pairs, v.bits(0xFFFF)),)
-            elif kind == BF16:
-                parts = v.halves(v.load(value_at, offset, v.i32))
-            else:
-                parts = (v.load(value_at, offset),)
-            for r in range(R):
-                total = v.b.load(slots[r][i])
-                for half in halves:
-                    if kind == BF16_DOT:
-                        total = v.bf16_dot(total, factors[r][half], parts[half])
-                    else:
-                        total = v.fma(factors[r][half], parts[half], total)
-                v.b.store(total, slots[r][i])
+        for i in range(held):
+            parts = _parts(v, value_at, i * n * 4, kind)[:used]
+            if kind == BF16_DOT and not both:
+                parts = (v.b.and_(parts[0], v.bits(0xFFFF)),)
+            for slot, row in zip((row[i] for row in slots), factors, strict=True):
+                total = v.b.load(slot)
+                for factor, part in zip(row, parts, strict=True):
+                    total = _add_product(v, total, factor, part, kind)
+                v.b.store(total, slot)
 
     def emit(context, builder, signature, args):
         weights, values, sums, tokens = args[:4]
         v = Lanes(builder, n)
-        weight_bytes = 8 if kind == BF16 else 4  # a step: one fp32, two fp32, or a pair of bf16
+        weight_bytes = 8 if kind == BF16 else 4  # of a step: one fp32, two, or a pair of bf16
         steps = tokens if kind == FP32 else builder.lshr(tokens, I64(1))
-        for first in range(0, D, chunk * n):
-            at = [[(r * D + first + i * n) * 4 for i in range(chunk)] for r in range(R)]
+        for first in range(0, D, held * n):
+            at = [[(r * D + first + i * n) * 4 for i in range(held)] for r in range(R)]
             slots = [[v.variable(v.load(sums, offset)) for offset in row] for row in at]
 
             def place(index, first=first):
@@ -143,10 +143,10 @@ def page_values(typing, weights, values, sums, tokens, rows, dim, stride, lanes,
                 return weight_at, builder.add(value_at, I64(first * 4))
 
             with loop(builder, steps) as index:
-                token_step(v, slots, *place(index), both=True)
+                step(v, slots, *place(index), both=True)
             if kind != FP32:
                 with builder.if_then(builder.trunc(tokens, I1)):
-                    token_step(v, slots, *place(steps), both=False)
+                    step(v, slots, *place(steps), both=False)
             for row, offsets in zip(slots, at, strict=True):
                 for slot, offset in zip(row, offsets, strict=True):
                     v.store(builder.load(slot), sums, offset)
@@ -166,17 +166,18 @@ def _sum_vectors(rows: int, vectors: int, registers: int) -> int:
 
 
 @intrinsic(prefer_literal=True)
-def softmax_row(typing, scores, tokens, state, scale, lanes, mode):
-    """Turn scores [tokens] (a multiple of lanes) into weights e^(scale·score - maximum), in place.
+def softmax_row(typing, scores, tokens, maximum, total, scale, lanes, mode):
+    """Turn scores [tokens] (a multiple of lanes) into weights 2^(scale·score - maximum), in place.
 
-    ``state`` is (maximum, sum of weights), fp32, updated; returns the factor by which all that
-    was summed before must shrink (Milakov and Gimelshein 2018). With BF16_DOT weights are left
-    as bf16, packed at the row's start.
+    The fp32 numbers at ``maximum`` and ``total`` (of the weights) are updated; returns the factor
+    by which all that was summed before must shrink (Milakov and Gimelshein 2018). With BF16_DOT
+    weights are left as bf16, packed at the row's start.
     """
     n, kind = literals(lanes, mode)
+    coefficients = _EXP2_COARSE if kind == BF16_DOT else _EXP2
 
     def emit(context, builder, signature, args):
-        scores, tokens, state, scale = args[:4]
+        scores, tokens, maximum, total, scale = args[:5]
         v = Lanes(builder, n)
         vectors = builder.udiv(tokens, I64(n))
         best = v.variable(v.number(-1e30))
@@ -184,25 +185,25 @@ def softmax_row(typing, scores, tokens, state, scale, lanes, mode):
             value = v.load(scores, builder.mul(index, I64(4 * n)))
             builder.store(v.maximum(builder.load(best), value), best)
         scalar = Lanes(builder, 1)
-        old, old_sum = v.load(state, 0, F32), v.load(state, 4, F32)
+        old, old_total = v.load(maximum, 0, F32), v.load(total, 0, F32)
         new = scalar.maximum(builder.fmul(v.largest(builder.load(best)), scale), old)
-        shrink = scalar.exp(builder.fsub(old, new))
+        shrink = scalar.exp2_below_one(builder.fsub(old, new), _EXP2)
         factor, minus_new = v.splat(scale), v.splat(builder.fneg(new))
-        total = v.variable(v.number(0.0))
+        summed = v.variable(v.number(0.0))
         with loop(builder, vectors) as index:
             value = v.load(scores, builder.mul(index, I64(4 * n)))
-            weight = v.exp(v.fma(value, factor, minus_new))
-            builder.store(builder.fadd(builder.load(total), weight), total)
+            weight = v.exp2_below_one(v.fma(value, factor, minus_new), coefficients)
+            builder.store(builder.fadd(builder.load(summed), weight), summed)
             if kind == BF16_DOT:  # written behind what is still to be read
-                v.store(v.narrow(weight), scores, builder.mul(index, I64(2 * n)))
+                v.store(v.narrow_by_instruction(weight), scores, builder.mul(index, I64(2 * n)))
             else:
                 v.store(weight, scores, builder.mul(index, I64(4 * n)))
-        total_weight = v.total(builder.load(total))
-        v.store(new, state, 0)
-        v.store(builder.fadd(builder.fmul(old_sum, shrink), total_weight), state, 4)
+        kept = builder.fmul(old_total, shrink)
+        v.store(new, maximum, 0)
+        v.store(builder.fadd(kept, v.total(builder.load(summed))), total, 0)
         return shrink
 
-    return types.float32(scores, tokens, state, scale, lanes, mode), emit
+    return types.float32(scores, tokens, maximum, total, scale, lanes, mode), emit
 
 
 @intrinsic(prefer_literal=True)
@@ -277,6 +278,19 @@ def write_row(typing, sums, factor, target, dim, lanes, bf16):
         return context.get_dummy_value()
 
     return types.void(sums, factor, target, dim, lanes, bf16), emit
+
+
+@intrinsic(prefer_literal=True)
+def fetch(typing, address, size):
+    """Ask for ``size`` bytes to come closer, without waiting."""
+    (total,) = literals(size)
+
+    def emit(context, builder, signature, args):
+        for offset in range(0, total, _CACHE_LINE_BYTES):
+            Lanes(builder, 1).prefetch(args[0], offset)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, size), emit
 
 
 @intrinsic(prefer_literal=True)
