@@ -11,14 +11,14 @@ import sys
 from dataclasses import dataclass, replace
 
 DRY = "--dry-run" in sys.argv
-if DRY:
+if DRY:  # before Triton is imported
     os.environ["TRITON_INTERPRET"] = "1"
     import tests.fakes.interpreter  # noqa: F401
 
-import torch
+import torch  # noqa: E402
 
-from octavo.ops.api import GroupMeta
-from octavo.ops.triton.tiles import Card
+from octavo.ops.api import GroupMeta  # noqa: E402
+from octavo.ops.triton.tiles import Card  # noqa: E402
 
 DEVICE = torch.device("cpu" if DRY else "cuda")
 CARD = Card.of(DEVICE)
@@ -37,7 +37,13 @@ class Shape:
 
 
 LLAMA_8B = Shape(8, 2, 16, 2) if DRY else Shape(32, 8, 128, 32)
-QWEN_06B = Shape(4, 2, 16, 2) if DRY else Shape(16, 8, 128, 28)
+OTHERS = {
+    "8b page 32": replace(LLAMA_8B, page=32),
+    "8b page 64": replace(LLAMA_8B, page=64),
+    "qwen3 0.6b": Shape(16, 8, 128, 28),
+    "size 64": Shape(32, 8, 64, 16),
+    "size 256": Shape(16, 8, 256, 8),
+}  # fmt: skip
 
 
 def make_meta(
@@ -112,3 +118,10 @@ def prefill_cases() -> dict[str, list[tuple[int, int]]]:
         "1x64@4096": [(64, 4096)],
         "mixed": [(1, 1024)] * 128 + [(512, 1536)] * 2,
     }
+
+
+def pages_needed(page: int) -> int:
+    """Pages that the largest case takes, and the null page."""
+    decodes = [[(1, c) for c in contexts] for contexts in decode_cases().values()]
+    cases = [*decodes, *prefill_cases().values()]
+    return 1 + max(sum(-(-context // page) for _, context in rows) for rows in cases)
