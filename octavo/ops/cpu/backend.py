@@ -11,10 +11,10 @@ from torch import Tensor
 
 from octavo.ops.api import GroupMeta, Ops
 from octavo.ops.cpu import attention, rope, rows
-from octavo.ops.cpu.huge import advise_huge_pages
 from octavo.ops.cpu.isa import Isa
-from octavo.ops.cpu.jit import Launcher, Team, compile_kernel, set_target
+from octavo.ops.cpu.jit import Kernel, Launcher, Team, compile_kernel, set_target
 from octavo.ops.cpu.linear import PackedLinear, apply_linear, pack_linear, packing_works
+from octavo.ops.cpu.pool import map_zeros
 
 _FAST = (torch.float32, torch.bfloat16)
 # Below this many elements a kernel runs on the caller's thread: waking the other costs more.
@@ -35,12 +35,17 @@ class CpuOps(Ops):
         set_target(isa)
         self.isa = isa
         self._team = Team(threads)
-        self._cache_dir = cache_dir
+        self.cache_dir = cache_dir
         self._launchers: dict[tuple[Any, ...], Launcher] = {}
 
     @property
     def threads(self) -> int:
         return self._team.threads
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        """All that were compiled or loaded so far."""
+        return tuple(launcher.kernel for launcher in self._launchers.values())
 
     def describe(self) -> str:
         packed = [str(d).removeprefix("torch.") for d in _FAST if packing_works(d)]
@@ -51,9 +56,7 @@ class CpuOps(Ops):
     def new_pages(
         self, num_pages: int, page_elements: int, dtype: torch.dtype, device: torch.device
     ) -> Tensor:
-        pool = torch.empty(num_pages, page_elements, dtype=dtype, device=device)
-        advise_huge_pages(pool)
-        return pool.zero_()
+        return map_zeros(num_pages, page_elements, dtype)
 
     # -- kernels ----------------------------------------------------------------------------
 
@@ -61,7 +64,7 @@ class CpuOps(Ops):
         """The compiled kernel for ``key``: (factory, its positional arguments…)."""
         function, name, *scratch = key[0](*key[1:])
         kernel = compile_kernel(
-            function, name, scratch_bytes=scratch[0] if scratch else 0, cache_dir=self._cache_dir
+            function, name, scratch_bytes=scratch[0] if scratch else 0, cache_dir=self.cache_dir
         )
         return self._launchers.setdefault(key, Launcher(kernel, self._team, arguments))
 

@@ -49,7 +49,8 @@ class Kernel:
     name: str
     address: int
     scratch_bytes: int
-    library: object  # keeps the machine code alive
+    library: Any  # keeps the machine code alive
+    from_cache: bool
 
 
 def set_target(isa: Isa) -> None:
@@ -83,7 +84,8 @@ def compile_kernel(
         )(function)
     finally:
         numba_config.CACHE_DIR = before
-    return Kernel(name, compiled.address, -(-scratch_bytes // 4096) * 4096, compiled)
+    scratch = -(-scratch_bytes // 4096) * 4096
+    return Kernel(name, compiled.address, scratch, compiled, compiled.cache_hits > 0)
 
 
 def default_cache_dir() -> Path:
@@ -155,7 +157,7 @@ class Launcher:
         self._block = ctypes.create_string_buffer(layout.size)
         self._block_address = ctypes.addressof(self._block)
         self._call = ctypes.CFUNCTYPE(None, ctypes.c_int64)(kernel.address)
-        self._kernel = kernel
+        self.kernel = kernel
         self._team = team
         self._memory = ctypes.create_string_buffer(kernel.scratch_bytes * team.threads + 64)
         self._scratch = -(-ctypes.addressof(self._memory) // 64) * 64
@@ -163,4 +165,4 @@ class Launcher:
     def __call__(self, items: int, parallel: bool, *arguments: float) -> None:
         """Work through ``items`` work items, alone or on all threads."""
         self._pack(self._block, 0, 0, 0, self._scratch, items, *arguments)
-        self._team.run(self._call, self._kernel.address, self._block_address, parallel)
+        self._team.run(self._call, self.kernel.address, self._block_address, parallel)

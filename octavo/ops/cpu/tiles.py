@@ -193,11 +193,13 @@ def softmax_row(typing, scores, tokens, maximum, total, scale, lanes, mode):
         with loop(builder, vectors) as index:
             value = v.load(scores, builder.mul(index, I64(4 * n)))
             weight = v.exp2_below_one(v.fma(value, factor, minus_new), coefficients)
-            builder.store(builder.fadd(builder.load(summed), weight), summed)
             if kind == BF16_DOT:  # written behind what is still to be read
-                v.store(v.narrow_by_instruction(weight), scores, builder.mul(index, I64(2 * n)))
+                short = v.narrow_by_instruction(weight)
+                v.store(short, scores, builder.mul(index, I64(2 * n)))
+                weight = v.widen(short)  # what is summed is what weighs
             else:
                 v.store(weight, scores, builder.mul(index, I64(4 * n)))
+            builder.store(builder.fadd(builder.load(summed), weight), summed)
         kept = builder.fmul(old_total, shrink)
         v.store(new, maximum, 0)
         v.store(builder.fadd(kept, v.total(builder.load(summed))), total, 0)
