@@ -37,7 +37,7 @@ class Shape:
 
 
 LLAMA_8B = Shape(8, 2, 16, 2) if DRY else Shape(32, 8, 128, 32)
-OTHERS = {
+OTHERS = {} if DRY else {
     "8b page 32": replace(LLAMA_8B, page=32),
     "8b page 64": replace(LLAMA_8B, page=64),
     "qwen3 0.6b": Shape(16, 8, 128, 28),
@@ -97,14 +97,23 @@ def decode_cases() -> dict[str, list[int]]:
     if DRY:
         return {"3x40": [40] * 3}
     draw = random.Random(1)
+
+    def ragged(count: int) -> list[int]:
+        return [draw.randint(100, 2000) for _ in range(count)]
+
     return {
         "1x256": [256],
-        "32x1k": [1024] * 32,
-        "128x1k": [1024] * 128,
-        "W1": w1_contexts(),
-        "ragged": [draw.randint(100, 2000) for _ in range(256)],
-        "512x300": [300] * 512,
+        "4x4k": [4096] * 4,
         "8x16k": [16384] * 8,
+        "16 ragged": ragged(16),
+        "32x1k": [1024] * 32,
+        "32 ragged": ragged(32),
+        "64 ragged": ragged(64),
+        "128x1k": [1024] * 128,
+        "128 ragged": ragged(128),
+        "256 W1": w1_contexts(),
+        "256 ragged": ragged(256),
+        "512x300": [300] * 512,
     }
 
 

@@ -36,7 +36,7 @@ from octavo.ops.triton.backend import TritonOps
 from octavo.ops.triton.tiles import RowTiles, Tile, tiles_for
 
 FEW = (
-    (16, 1, 1), (16, 1, 2), (32, 1, 1), (64, 2, 1), (64, 4, 2),
+    (16, 1, 1), (16, 1, 2), (32, 1, 1), (32, 4, 3), (64, 2, 1), (64, 4, 2),
 )  # fmt: skip
 MANY = (
     (128, 64, 8, 1, 128), (128, 32, 8, 1, 128), (64, 64, 4, 1, 0), (128, 128, 8, 1, 0),
@@ -94,11 +94,13 @@ def jobs_of(only: list[str]) -> Iterator[Callable[[], Iterable[Record]]]:
             yield from attention_checks(ops)
     if DRY:
         return
-    for shape in (LLAMA_8B, *OTHERS.values()):
-        for tile in few_tiles([1]) if "decode" in only else ():
-            yield lambda s=shape, t=tile: compile_variant(s, ops_with(few=t), [(1, 100)])
-        for tile in many_tiles([1]) if "prefill" in only else ():
-            yield lambda s=shape, t=tile: compile_variant(s, ops_with(many=t), [(70, 100)] * 9)
+    for tile in few_tiles([1]) if "decode" in only else ():
+        yield lambda t=tile: compile_variant(LLAMA_8B, ops_with(few=t), [(1, 100)])
+    for tile in many_tiles([1]) if "prefill" in only else ():
+        yield lambda t=tile: compile_variant(LLAMA_8B, ops_with(many=t), [(70, 100)] * 99)
+    for shape in (LLAMA_8B, *OTHERS.values()) if "committed" in only else ():
+        for rows in ([(1, 100)], [(9, 100)], [(70, 100)] * 99):
+            yield lambda s=shape, r=rows: compile_variant(s, ops_with(), r)
 
 
 def compile_variant(shape: Shape, ops: TritonOps, rows: list[tuple[int, int]]) -> Iterable[Record]:
@@ -161,38 +163,28 @@ class Report:
         return found
 
 
-def time_attention(report: Report, only: list[str]) -> None:
+def time_variants(report: Report, only: list[str]) -> None:
     pool = Pool(LLAMA_8B)
     if "decode" in only:
         rows = report.add("decode", time_decode(pool, few_tiles((1, 2) if DRY else (2, 4, 6, 8))))
-        show(best(rows, 2))
+        show(best(rows, 3))
         print(*robust(rows), sep="\n")
-        for early in (False,) if DRY else (False, True):
-            show(report.add(f"decode, early {early}", time_decode(pool, [None], early=early)))
-        show(report.add("planning", time_planning(pool)))
     if "prefill" in only:
-        rows = report.add(
-            "prefill", time_prefill(pool, many_tiles((1,) if DRY else (1, 4, 16, 64)))
-        )
-        show(best(rows, 2))
+        rows = report.add("prefill", time_prefill(pool, many_tiles((1,) if DRY else (1, 4, 64))))
+        show(best(rows, 3))
         print(*robust(rows), sep="\n")
-        show(report.add("prefill, committed", time_prefill(pool, [None])))
-        if not DRY:
-            show(report.add("torch", time_torch_prefill(LLAMA_8B)))
-    del pool
-    for name, shape in {} if DRY else OTHERS.items():
-        tiles = shape.dim != LLAMA_8B.dim
+
+
+def time_committed(report: Report) -> None:
+    for name, shape in {"8b": LLAMA_8B, **OTHERS}.items():
         pool = Pool(shape)
-        if "decode" in only:
-            few = few_tiles((4, 8)) if tiles else []
-            rows = report.add(f"decode {name}", time_decode(pool, [None, *few], name=name))
-            show([row for row in rows if isinstance(row["tile"], str)])
-            print(*robust(rows) if tiles else (), sep="\n")
-        if "prefill" in only:
-            many = many_tiles((1, 16)) if tiles else []
-            rows = report.add(f"prefill {name}", time_prefill(pool, [None, *many], name=name))
-            show([row for row in rows if isinstance(row["tile"], str)])
-            print(*robust(rows) if tiles else (), sep="\n")
+        if shape == LLAMA_8B:
+            show(report.add("planning", time_planning(pool)))
+            if not DRY:
+                show(report.add("early", time_decode(pool, [None], early=True)))
+                show(report.add("torch", time_torch_prefill(shape)))
+        show(report.add(f"decode {name}", time_decode(pool, [None], name=name)))
+        show(report.add(f"prefill {name}", time_prefill(pool, [None], name=name)))
         del pool
 
 
@@ -200,7 +192,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--only", default="check,decode,prefill,rows", help="some of these parts")
+    parser.add_argument(
+        "--only", default="check,decode,prefill,committed,rows", help="some of these parts"
+    )
     parser.add_argument("--part", help=argparse.SUPPRESS)
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -217,7 +211,9 @@ def main() -> None:
     print(*(f"FAILED {row}" for row in failed), sep="\n")
     print(f"{len(checks)} checks, {len(failed)} failed", flush=True)
     if {"decode", "prefill"} & set(only):
-        time_attention(report, only)
+        time_variants(report, only)
+    if "committed" in only:
+        time_committed(report)
     if "rows" in only:
         hidden, inner = (48, 104) if DRY else (4096, 14336)
         rows = report.add("rows", time_rows(hidden, inner, ROWS[:1] if DRY else ROWS))

@@ -8,6 +8,7 @@ NaN, and so do outputs before they are written.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarn
 import tests.fakes.interpreter  # noqa: F401
 from octavo.ops.api import GroupMeta, Ops
 from octavo.ops.triton.backend import TritonOps
-from octavo.ops.triton.plan import Cut, plan
+from octavo.ops.triton.plan import Cut, Work, plan
 from octavo.ops.triton.tiles import H200, Card, CardTiles, Tile, pick, tiles_for
 from tests.fakes.paged import Row, empty_kv, group_meta, permuted_pages
 
@@ -159,7 +160,11 @@ def test_a_step_without_any_query_writes_nothing() -> None:
     assert (out == 7.0).all()
 
 
-def planned(spans: list[tuple[int, int]], cut: Cut, window: int, kv_heads: int) -> None:
+def lengths(line: list[int]) -> list[int]:
+    return [after - before for before, after in pairwise(line)]
+
+
+def planned(spans: list[tuple[int, int]], cut: Cut, window: int, kv_heads: int) -> Work:
     """The device's plan against the same sums on the host."""
     rows = [Row([0] * count, start, [1]) for start, count in spans]
     tokens = sum(count for _, count in spans)
@@ -177,6 +182,8 @@ def planned(spans: list[tuple[int, int]], cut: Cut, window: int, kv_heads: int) 
                 units.append([index, int(counts[index]) + skipped, position, size])
                 line.append(line[-1] - (-(position + size) // cut.tile) - first)
     share = max(-(-line[-1] * kv_heads // cut.shares), cut.least)
+    exact, share = share, int(work.totals[1])
+    assert share == exact or (exact < share <= exact * 17 / 16 and len(set(lengths(line))) == 1)
     assert work.totals.tolist() == [len(units), share, line[-1] * kv_heads]
     assert work.units[:, : len(units)].T.tolist() == units
     assert work.tiles_before[: len(units) + 1].tolist() == line
@@ -186,6 +193,7 @@ def planned(spans: list[tuple[int, int]], cut: Cut, window: int, kv_heads: int) 
             unit = max(u for u in range(len(units)) if line[u] * kv_heads <= index * share)
             found = work.starts[:, index].tolist()
             assert found == [unit, *units[unit], line[unit], line[unit + 1] - line[unit]]
+    return work
 
 
 @pytest.mark.parametrize("window", [0, 50])
@@ -195,6 +203,13 @@ def test_the_plan_covers_each_tile_once(window: int) -> None:
     planned(spans, Cut(1, 1 << 30, 32, 64, 5, 2), window, 2)
     planned(spans * 80, Cut(0, 4, 4, 16, 600, 1), window, 2)
     planned([(2, 0)], Cut(0, 1, 1, 16, 4, 1), window, 2)
+
+
+@pytest.mark.parametrize(("rows", "shares", "share"), [(8, 17, 64), (7, 17, 53), (4, 128, 4)])
+def test_even_units_are_not_cut_by_a_hair(rows: int, shares: int, share: int) -> None:
+    """Units of 64 tiles and 2 heads: 60.2, 52.7 (too far from 64) and 4 tiles a share."""
+    work = planned([(1023, 1)] * rows, Cut(0, 1, 1, 16, shares, 1), 0, 2)
+    assert work.totals.tolist() == [rows, share, rows * 128]
 
 
 def test_a_unit_bound_holds_for_any_lengths() -> None:

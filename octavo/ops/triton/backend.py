@@ -211,7 +211,8 @@ class TritonOps(Ops):
             sums = torch.empty((2 * cut.shares, kept, width), device=q.device)
             parts = sums, torch.empty((2 * cut.shares, 2, kept), device=q.device)
         work = plan(meta, cut, q.shape[0], kv_heads)
-        return _Launch(cut.shares, work, parts, constants)
+        programs = cut.shares if split else min(cut.shares, work.max_units * kv_heads)
+        return _Launch(programs, work, parts, constants)
 
     def _attend(
         self,

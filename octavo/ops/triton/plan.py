@@ -96,6 +96,17 @@ def _count_upto(ends, value, count, factor, BITS: tl.constexpr):
     return found
 
 
+@triton.jit
+def _whole_parts(share, longest, tiles, num_units):
+    """A slightly larger share that units of even lengths divide into or are divided by, if any:
+    a unit that lies in one share has no parts to add up."""
+    parts = tl.maximum(longest // share, 1)
+    units = (share + longest - 1) // tl.maximum(longest, 1)
+    whole = tl.where(share > longest, units * longest, (longest + parts - 1) // parts)
+    even = tiles * 32 >= longest * num_units * 31
+    return tl.where(even & (whole * 16 <= share * 17) & (whole >= share), whole, share)
+
+
 @triton.jit(do_not_specialize=_LENGTHS)
 def _plan_kernel(  # noqa: PLR0913
     query_start, context_len, unit_ends, units, tiles_before, totals, starts, arrived,
@@ -113,6 +124,7 @@ def _plan_kernel(  # noqa: PLR0913
     tl.debug_barrier()
 
     tiles = num_units * 0
+    longest = num_units * 0
     for base in range(0, num_units, BLOCK):
         unit = base + tl.arange(0, BLOCK)
         live = unit < num_units
@@ -132,8 +144,10 @@ def _plan_kernel(  # noqa: PLR0913
         for head in range(HEADS):
             tl.store(arrived + unit * HEADS + head, 0, mask=live)
         tiles += tl.sum(unit_tiles, 0)
+        longest = tl.maximum(longest, tl.max(unit_tiles, 0))
 
     share = tl.maximum((tiles * HEADS + num_shares - 1) // num_shares, least)
+    share = _whole_parts(share, longest, tiles, num_units)
     tl.store(totals, num_units)
     tl.store(totals + 1, share)
     tl.store(totals + 2, tiles * HEADS)

@@ -87,11 +87,12 @@ class CardTiles:
 H200 = CardTiles(
     capability=90,
     few={
+        64: Tile(rows=16, tokens=32, warps=1, ahead=1, programs=8),
         128: Tile(rows=16, tokens=16, warps=1, ahead=1, programs=8),
         256: Tile(rows=16, tokens=32, warps=2, ahead=1, programs=4),
     },
     many={
-        128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=16, registers=128),
+        128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=64, registers=128),
         256: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
     },
     split={
@@ -107,8 +108,8 @@ AMPERE = CardTiles(
         256: Tile(rows=16, tokens=32, warps=4, ahead=1, programs=3),
     },
     many={
-        128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=16),
-        256: Tile(rows=64, tokens=32, warps=4, ahead=1, programs=16),
+        128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=64),
+        256: Tile(rows=64, tokens=32, warps=4, ahead=1, programs=64),
     },
     split={
         128: Tile(rows=64, tokens=64, warps=4, ahead=1, programs=1),
