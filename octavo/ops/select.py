@@ -27,15 +27,17 @@ def select_ops(
     """The operations that a model on ``device`` in ``dtype`` runs on.
 
     ``auto`` takes compiled kernels where there are some (CPU in fp32 and bf16), else the
-    reference, which is always there. On CPU it also sets torch's thread count: ``threads``, or
-    all that this process may use. ``cache_dir`` keeps compiled kernels (default: the user's cache
+    reference, which is always there. On CPU ``threads`` becomes torch's thread count (None: torch's
+    own), which kernels share. ``cache_dir`` keeps compiled kernels (default: the user's cache
     folder). Raises :class:`StartupError` for a backend, ISA or thread count that cannot be had.
     """
     if backend not in BACKENDS:
         raise StartupError(f"Backend must be one of {', '.join(BACKENDS)}, not {backend!r}.")
     on_cpu = torch.device(device).type == "cpu"
-    if on_cpu:
-        _set_threads(threads)
+    if threads is not None and threads < 1:
+        raise StartupError(f"CPU threads must be at least 1, not {threads}.")
+    if on_cpu and threads:
+        torch.set_num_threads(threads)
     if backend == "reference" or (backend == "auto" and not (on_cpu and _has_kernels(dtype))):
         return Ops()
     if not on_cpu:
@@ -64,12 +66,3 @@ def _cpu_ops(backend: str, cpu_isa: str, cache_dir: Path | None) -> Ops:
 
 def _has_kernels(dtype: torch.dtype) -> bool:
     return dtype in (torch.float32, torch.bfloat16)
-
-
-def _set_threads(threads: int | None) -> None:
-    from octavo.ops.cpu.isa import available_threads
-
-    limit = available_threads()
-    if threads is not None and threads < 1:
-        raise StartupError(f"CPU threads must be at least 1, not {threads}.")
-    torch.set_num_threads(min(threads or limit, limit))

