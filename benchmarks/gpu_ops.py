@@ -44,8 +44,11 @@ MANY = (
 )  # fmt: skip
 ROWS = [
     *((RowTiles(), early) for early in (False, True)),
-    *((RowTiles(norm=n, block=b), True) for n, b in ((256, 512), (1024, 2048))),
-    *((RowTiles(rope=n, rope_warps=w), True) for n in (256, 512, 2048) for w in (1, 2, 4)),
+    *((RowTiles(norm=n, activation=n, embedding=n), True) for n in (512, 2048)),
+    *(
+        (RowTiles(rope_few=r, rope_many=r), True)
+        for r in ((512, 2), (1024, 1), (1024, 2), (2048, 1))
+    ),
 ]
 
 
@@ -181,7 +184,7 @@ def time_committed(report: Report) -> None:
         if shape == LLAMA_8B:
             show(report.add("planning", time_planning(pool)))
             if not DRY:
-                show(report.add("early", time_decode(pool, [None], early=True)))
+                show(report.add("late", time_decode(pool, [None], early=False)))
                 show(report.add("torch", time_torch_prefill(shape)))
         show(report.add(f"decode {name}", time_decode(pool, [None], name=name)))
         show(report.add(f"prefill {name}", time_prefill(pool, [None], name=name)))

@@ -65,7 +65,7 @@ def ops_with(
     few: Tile | None = None,
     many: Tile | None = None,
     rows: RowTiles | None = None,
-    early: bool = False,
+    early: bool | None = None,
 ) -> TritonOps:
     """The committed choices but for the given ones, which serve all head sizes."""
     tiles = tiles_for(CARD)
@@ -116,7 +116,7 @@ def flops(shape: Shape, rows: list[tuple[int, int]]) -> float:
 
 
 def time_decode(
-    pool: Pool, tiles: Iterable[Tile | None], *, early: bool = False, name: str = "decode"
+    pool: Pool, tiles: Iterable[Tile | None], *, early: bool | None = None, name: str = "decode"
 ) -> Iterator[Record]:
     """None among the tiles is the committed one."""
     shape, tiles = pool.shape, list(tiles)
@@ -128,7 +128,7 @@ def time_decode(
             rate = read / us / 1e6
             yield {
                 "op": name, "case": case, "us": us, "tb_s": rate, "share": rate / READ_TB_S,
-                "tile": asdict(tile) if tile else f"committed, early={early}",
+                "tile": asdict(tile) if tile else f"committed, early {early}",
             }  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from octavo.ops.triton import attention, rope, rows
 from octavo.ops.triton.plan import Cut, Work, plan
 from octavo.ops.triton.tiles import Card, CardTiles, Tile, pick, tiles_for
 
+_DEPENDENT_LAUNCH = 90  # the first compute capability with it
 _MMA_ROWS = 16  # the fewest rows of a tensor core product
 _ADDED_ROWS = 32  # rows of parts that a program adds up at a time
 _ANY = 1 << 30  # more queries than any row has
@@ -40,10 +41,14 @@ class TritonOps(Ops):
 
     name = "triton"
 
-    def __init__(self, card: Card, *, tiles: CardTiles | None = None, early: bool = False) -> None:
-        """``early``: kernels may start before their predecessor ends (compute capability 9)."""
+    def __init__(
+        self, card: Card, *, tiles: CardTiles | None = None, early: bool | None = None
+    ) -> None:
+        """``early``: kernels may start before their predecessor ends; None: where the card can."""
         self.card = card
         self.tiles = tiles or tiles_for(card)
+        if early is None:
+            early = card.capability >= _DEPENDENT_LAUNCH
         self._early: dict[str, Any] = {"EARLY": early}
         if early:
             self._early["launch_pdl"] = True
@@ -93,7 +98,7 @@ class TritonOps(Ops):
         count = out.numel() // size
         if count:
             stride = gate_up.stride(-2) if gate_up.dim() > 1 else 2 * size
-            block = min(self.tiles.rows.block, triton.next_power_of_2(size))
+            block = min(self.tiles.rows.activation, triton.next_power_of_2(size))
             rows.silu_kernel[(count, triton.cdiv(size, block))](
                 gate_up, out, stride, SIZE=size, BLOCK=block, num_warps=4, **self._early
             )
@@ -103,7 +108,7 @@ class TritonOps(Ops):
         size = weight.shape[1]
         out = weight.new_empty((*ids.shape, size))
         if ids.numel():
-            block = min(self.tiles.rows.block, triton.next_power_of_2(size))
+            block = min(self.tiles.rows.embedding, triton.next_power_of_2(size))
             rows.embedding_kernel[(ids.numel(), triton.cdiv(size, block))](
                 ids.contiguous(), weight, out, weight.stride(0),
                 SIZE=size, BLOCK=block, num_warps=4, **self._early,
@@ -133,7 +138,8 @@ class TritonOps(Ops):
         if not qkv.shape[0]:
             return q
         heads = num_heads + 2 * num_kv_heads
-        block = max(1, min(triton.next_power_of_2(heads), self.tiles.rows.rope // width))
+        elements, warps = self.tiles.rows.rope(qkv.shape[0])
+        block = max(1, min(triton.next_power_of_2(heads), elements // width))
         page, layers, values, head, offset, _ = kv_pages.stride()
         rope.rope_kernel[(qkv.shape[0], triton.cdiv(heads, block))](
             qkv, positions.contiguous(), cos_sin, qkv if q_norm is None else q_norm,
@@ -142,7 +148,7 @@ class TritonOps(Ops):
             qkv.stride(0), page, layers, values, head, offset, eps,
             Q_HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=dim, WIDTH=width,
             HALF=cos_sin.shape[-1] // 2, BLOCK=block, NORM_Q=q_norm is not None,
-            NORM_K=k_norm is not None, num_warps=self.tiles.rows.rope_warps, **self._early,
+            NORM_K=k_norm is not None, num_warps=warps, **self._early,
         )  # fmt: skip
         return q
 

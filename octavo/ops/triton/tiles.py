@@ -63,13 +63,17 @@ def _tile_bytes(tile: Tile, head_dim: int, element_bytes: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class RowTiles:
-    """Kernels over rows: elements a warp of a norm, features a program of an activation, elements
-    (heads times features) and warps a program of a rotation."""
+    """Kernels over rows: elements a warp of a norm, features a program of an activation and of an
+    embedding; (elements, warps) a program of a rotation, of few tokens and of many."""
 
-    norm: int = 512
-    block: int = 1024
-    rope: int = 1024
-    rope_warps: int = 4
+    norm: int = 1024
+    activation: int = 1024
+    embedding: int = 2048
+    rope_few: tuple[int, int] = (512, 1)
+    rope_many: tuple[int, int] = (2048, 2)
+
+    def rope(self, num_tokens: int) -> tuple[int, int]:
+        return self.rope_few if num_tokens <= 256 else self.rope_many
 
 
 @dataclass(frozen=True, slots=True)
