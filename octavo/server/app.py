@@ -12,7 +12,7 @@ from octavo.server import errors, openapi
 from octavo.server.auth import KeyGuard
 from octavo.server.context import Context
 from octavo.server.gate import Admission, Gate
-from octavo.server.limits import BodyLimit, RequestId
+from octavo.server.limits import BodyLimit, RequestId, RootPath
 from octavo.server.metrics import Metrics
 from octavo.server.routes.admin import admin_routes, probe_routes
 from octavo.server.routes.chat import chat_routes
@@ -52,7 +52,7 @@ def build_app(service: Service, settings: ServerSettings, gate: Gate | None = No
     )
     for add_routes in ROUTES:
         add_routes(app, context)
-    openapi.install(app, with_keys=bool(settings.api_keys))
+    openapi.install(app, with_keys=bool(settings.api_keys), root_path=settings.root_path)
     _add_error_handlers(app)
     _wrap(app, context)
     return app
@@ -66,7 +66,8 @@ def _add_error_handlers(app: FastAPI) -> None:
 
 
 def _wrap(app: FastAPI, context: Context) -> None:
-    """The last one added is the outermost: an id for everything, then CORS, then the key."""
+    """The last one added is the outermost: the plain path, an id, then CORS, then the
+    key."""
     settings = context.settings
     app.add_middleware(Admission, gate=context.gate, health=context.service.health)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes)
@@ -81,3 +82,5 @@ def _wrap(app: FastAPI, context: Context) -> None:
             expose_headers=["x-request-id"],
         )
     app.add_middleware(RequestId)
+    if settings.root_path:
+        app.add_middleware(RootPath, root_path=settings.root_path)

@@ -73,7 +73,6 @@ async def serve_front(
     shutdown_timeout_s: float = 30.0,
     log_level: str = "info",
     access_log: bool = True,
-    root_path: str = "",
     on_ready: Callable[[], None] | None = None,
 ) -> None:
     """Serve on ``sock`` until SIGTERM or SIGINT; the engine starts while probes are answered.
@@ -91,7 +90,6 @@ async def serve_front(
             lifespan="off",
             log_level=log_level,
             access_log=access_log,
-            root_path=root_path,
             server_header=False,
             timeout_keep_alive=KEEP_ALIVE_CONNECTION_S,
             timeout_graceful_shutdown=round(CUT_OFF_GRACE_S),

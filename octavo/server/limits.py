@@ -1,4 +1,4 @@
-"""BodyLimit and RequestId: pure ASGI classes around the routes."""
+"""RootPath, BodyLimit and RequestId: pure ASGI classes around the routes."""
 
 from __future__ import annotations
 
@@ -11,6 +11,23 @@ from octavo.core.errors import BodyTooLarge, InvalidRequest
 from octavo.server.errors import error_response
 
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+
+
+class RootPath:
+    """Takes the path under which a proxy shows the server off the request's, once and for all.
+
+    Whether the proxy left it there or not, everything inside compares plain paths.
+    """
+
+    def __init__(self, app: ASGIApp, root_path: str) -> None:
+        self.app = app
+        self.root_path = root_path
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        path = scope.get("path", "")
+        if path == self.root_path or path.startswith(self.root_path + "/"):
+            scope = {**scope, "path": path.removeprefix(self.root_path) or "/"}
+        await self.app(scope, receive, send)
 
 
 class BodyLimit:

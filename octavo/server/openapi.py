@@ -77,7 +77,7 @@ def describe(
     return operation
 
 
-def install(app: FastAPI, *, with_keys: bool) -> None:
+def install(app: FastAPI, *, with_keys: bool, root_path: str = "") -> None:
     """Make ``app.openapi()`` return the document, built once."""
 
     def document() -> dict[str, Any]:
@@ -87,6 +87,7 @@ def install(app: FastAPI, *, with_keys: bool) -> None:
                 version=app.version,
                 description=app.description,
                 routes=app.routes,
+                servers=[{"url": root_path}] if root_path else None,
             )
             _, components = msgspec.json.schema_components(SCHEMAS, ref_template=REF)
             parts = built.setdefault("components", {})

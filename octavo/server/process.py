@@ -60,11 +60,18 @@ def server_settings(config: Config) -> ServerSettings:
         if config.max_num_queued_reqs is None
         else config.max_num_seqs + config.max_num_queued_reqs,
         allowed_origins=config.allowed_origins,
+        root_path=_root_path(config.root_path),
         enable_docs=not config.disable_fastapi_docs,
         log_requests=config.enable_log_requests,
         keep_alive_s=config.sse_keep_alive_interval,
         default_sampling=sampling_defaults(config),
     )
+
+
+def _root_path(given: str) -> str:
+    """"" or /a/path, without a slash at the end."""
+    path = given.strip("/")
+    return f"/{path}" if path else ""
 
 
 async def _serve(orders: FrontOrders) -> None:
@@ -81,7 +88,6 @@ async def _serve(orders: FrontOrders) -> None:
             shutdown_timeout_s=config.shutdown_timeout,
             log_level=config.uvicorn_log_level,
             access_log=not config.disable_access_log,
-            root_path=config.root_path,
             on_ready=lambda: report(kind="ready"),
         )
     await client.close()

@@ -27,6 +27,7 @@ class ServerSettings:
     body_timeout_s: float = 60.0
     max_concurrent_requests: int | None = None
     allowed_origins: tuple[str, ...] = ()  # CORS; empty = no cross-origin browser may call
+    root_path: str = ""  # where a proxy shows the server: "" or /a/path
     enable_docs: bool = True
     log_requests: bool = False
     keep_alive_s: float = 15.0  # an idle stream gets a comment line this often; 0 = never
