@@ -292,6 +292,7 @@ class Scheduler:
                 self._blocked = seq
                 return
             self._waiting.pop()
+            self._release_served_children(seq)
             flight.plan.joins.append(seq.join())
             count = min(budget, seq.total - seq.scheduled)
             flight.add(seq, count, seq.tables)
@@ -388,7 +389,7 @@ class Scheduler:
                     pool.publish(table[index], group_key(hashes[index], group))
             if first < seq.shareable_pages(page_size) <= full:
                 self._blocked = None  # it may hit these pages
-                self._release_children(seq)
+            self._release_served_children(seq)
         for group, window in self._windows:
             table = seq.tables[group]
             index = (computed + 1 - window) // page_size - 1
@@ -456,6 +457,11 @@ class Scheduler:
         if len(self._running) + len(self._free_slots) != self.max_num_seqs:
             self._running = [seq for seq in self._running if seq.slot >= 0]
 
+    def _release_served_children(self, seq: Sequence) -> None:
+        """Let siblings go once every page of the prompt that they could hit can be found."""
+        if seq.children and not self._lacks_pages(seq):
+            self._release_children(seq)
+
     def _release_children(self, seq: Sequence) -> None:
         for child in seq.children:
             if child.slot != GONE:
@@ -464,6 +470,10 @@ class Scheduler:
 
     def _waits_for(self, parent: Sequence, seq: Sequence) -> bool:
         """Whether a sibling had better wait until the parent has published the prompt's pages."""
-        if not (self.prefix_caching and seq.reads_cache) or parent.published is None:
+        return self.prefix_caching and seq.reads_cache and self._lacks_pages(parent)
+
+    def _lacks_pages(self, parent: Sequence) -> bool:
+        """Whether it has yet to publish pages that a sibling could hit."""
+        if parent.published is None:
             return False
-        return parent.published < seq.shareable_pages(self.pool.layout.page_size)
+        return parent.published < parent.shareable_pages(self.pool.layout.page_size)

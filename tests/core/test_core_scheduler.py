@@ -340,6 +340,31 @@ def test_siblings_wait_for_the_parents_pages_and_hit_them() -> None:
     assert loop.executor.control("stats", {})["tokens_computed"] == 18 + 2 + 2 * (2 + 2)
 
 
+def test_siblings_of_a_cached_prompt_join_with_their_parent() -> None:
+    loop = make_loop(page_size=4)
+    prompt = list(range(18))
+    loop.submit(request("before", prompt))
+    loop.run()
+    loop.submit(*siblings(prompt, 4))
+    loop.step()
+    assert len(loop.history[-1].joins) == 4
+    outputs = loop.run()
+    assert [outputs[f"s{i}"].cached_tokens for i in range(4)] == [16] * 4
+
+
+def test_siblings_of_a_parent_that_resumes_on_hits_join_with_it() -> None:
+    loop = make_loop(page_size=4, tokens=8, seqs=4)
+    prompt = list(range(18))
+    loop.submit(*siblings(prompt, 2, max_tokens=40))
+    loop.step()
+    loop.submit(request("other", prompt, priority=-1))
+    loop.scheduler._preempt(loop.scheduler._live["s0"])
+    loop.step()
+    loop.step()  # the prompt is in the cache, by another request
+    assert [len(plan.joins) for plan in loop.history] == [1, 1, 2]
+    loop.run()
+
+
 def test_siblings_of_a_short_prompt_do_not_wait() -> None:
     loop = make_loop(page_size=4)
     loop.submit(*siblings([1, 2, 3, 4], 3))

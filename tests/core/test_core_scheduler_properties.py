@@ -107,6 +107,26 @@ def test_ids_depend_on_the_request_alone(load: Any, shape: dict[str, Any]) -> No
         assert 0 <= hit < len(request.prompt)
 
 
+@given(prompt=prompts, n=st.integers(2, 5), tokens=st.integers(5, 40), depth=st.integers(1, 3))
+@settings(max_examples=60)
+def test_several_choices_of_a_prompt_take_no_longer_the_second_time(
+    prompt: list[int], n: int, tokens: int, depth: int
+) -> None:
+    loop = make_loop(pages=100, page_size=4, seqs=5, tokens=tokens, depth=depth)
+    steps = []
+    for family in "ab":
+        before = len(loop.history)
+        loop.submit(
+            *(
+                Request(f"{family}{i}", prompt, 9, parent=f"{family}0" if i else None)
+                for i in range(n)
+            )
+        )
+        loop.run()
+        steps.append(len(loop.history) - before)
+    assert steps[1] <= steps[0] + depth  # a tight budget may cut what is left of the prompt
+
+
 def test_depth_three_and_two_ranks_equal_the_plain_loop() -> None:
     """The overlapped loop over serialised plans, under preemption, against depth 1."""
     requests = [
@@ -192,6 +212,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         for index in range(n):
             name, parent = f"r{len(self.requests)}", first if index else None
             self._submit(Request(name, prompt, max_tokens, stop_ids=STOPS, parent=parent))
+
+    @precondition(lambda self: self.requests)
+    @rule(data=st.data(), n=st.integers(2, 3))
+    def submit_siblings_again(self, data: st.DataObject, n: int) -> None:
+        known = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
+        self.submit_siblings(known.prompt, n, known.max_tokens)
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
