@@ -53,7 +53,7 @@ class AsyncLLM:
         if ids is None:
             ids = await self.service.text.encode(text or "")
         request_id = request_id or uuid.uuid4().hex
-        requests = self.service.prepare(request_id, ids, params, priority=priority)
+        requests = await self.service.prepare(request_id, [ids], params, priority=priority)
         output = RequestOutput(
             request_id, text, ids, [CompletionOutput(i) for i in range(len(requests))]
         )

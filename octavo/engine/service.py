@@ -13,13 +13,15 @@ from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any
 
-from octavo.core.errors import EngineFault
+from octavo.core.errors import EngineFault, InvalidRequest
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
-from octavo.core.validation import Limits, make_requests
+from octavo.core.validation import Limits, check_sequences, make_requests
 from octavo.engine.client import EngineClient, EngineInfo, Health
 from octavo.text.front import TextFront
 from octavo.text.stream import Chunk, TextStream
+
+MAX_BANS = 2**16  # each choice carries its own copy of the banned id sequences
 
 
 def draw_seed() -> int:
@@ -53,26 +55,40 @@ class Service:
         await self.text.warm_up()
         self._warm = True
 
-    def prepare(
+    async def prepare(
         self,
         request_id: str,
-        prompt: list[int],
+        prompts: list[list[int]],
         params: SamplingParams,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> list[Request]:
-        """The n requests of one prompt. Raises :class:`CallerError` if one cannot be served."""
-        return make_requests(
-            request_id,
-            prompt,
-            params,
-            self.limits,
-            bad_words=self.text.bad_word_ids(params.bad_words or ()),
-            priority=priority,
-            cache_salt=cache_salt,
-            draw_seed=draw_seed,
-        )
+        """The n requests of each prompt, made off the event loop.
+
+        Raises :class:`CallerError` if one cannot be served, or not be turned into text.
+        """
+
+        def work() -> list[Request]:
+            self.text.open_stream(params)  # refuses stop strings that it could not watch for
+            check_sequences(len(prompts), params.n, self.limits)
+            bad_words = self.text.bad_word_ids(params.bad_words or ())
+            _check_bans(len(bad_words), len(prompts) * params.n)
+            requests: list[Request] = []
+            for i, prompt in enumerate(prompts):
+                requests += make_requests(
+                    request_id if len(prompts) == 1 else f"{request_id}-{i}",
+                    prompt,
+                    params,
+                    self.limits,
+                    bad_words=bad_words,
+                    priority=priority,
+                    cache_salt=cache_salt,
+                    draw_seed=draw_seed,
+                )
+            return requests
+
+        return await self.text.run(work)
 
     async def stream(
         self, requests: list[Request], params: SamplingParams
@@ -86,13 +102,14 @@ class Service:
         tasks: list[asyncio.Task[None]] = []
         try:
             for index, request in enumerate(requests):
-                choices.append(_Choice(index, request, self.text.open_stream(params), self.client))
+                text = self.text.open_stream(params, request.prompt)
+                choices.append(_Choice(index, request, text, self.client))
             if len(choices) == 1:  # the common case needs neither tasks nor a queue
                 async with aclosing(choices[0].chunks()) as chunks:
                     async for item in chunks:
                         yield item
                 return
-            merged: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue()
+            merged: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue(len(choices))
             tasks += [asyncio.create_task(choice.pump(merged)) for choice in choices]
             open_choices = len(choices)
             while open_choices:
@@ -116,6 +133,15 @@ class Service:
 
     async def control(self, name: str, args: Mapping[str, Any] | None = None) -> Any:
         return await self.client.control(name, args)
+
+
+def _check_bans(num_words: int, num_choices: int) -> None:
+    if num_words * num_choices > MAX_BANS:
+        raise InvalidRequest(
+            f"bad_words (with and without a space before them) times prompts times n must be at "
+            f"most {MAX_BANS}, not {num_words} × {num_choices}.",
+            param="bad_words",
+        )
 
 
 class _Choice:
@@ -146,9 +172,9 @@ class _Choice:
     async def pump(self, merged: asyncio.Queue[tuple[int, Chunk] | Exception]) -> None:
         try:
             async for item in self.chunks():
-                merged.put_nowait(item)
+                await merged.put(item)
         except Exception as error:  # handed to the consumer, who raises it
-            merged.put_nowait(error)
+            await merged.put(error)
 
     def close(self) -> None:
         """Forget the stream; abort the request unless it has ended by itself."""

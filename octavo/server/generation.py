@@ -81,30 +81,34 @@ class Generation:
         context: Context,
         prompts: list[list[int]],
         params: SamplingParams,
-        body: SamplingFields,
+        requests: list[Request],
     ) -> None:
-        """Validates everything, so that nothing is refused once a stream has begun."""
         self.prompts = prompts
         self.params = params
         self._service = context.service
-        self._service.text.open_stream(params)  # refuses stop strings that it could not watch for
+        self._requests = requests
+        self._counts = [0] * len(requests)
+        self._cached = [0] * len(requests)
+        self._meter = Meter(context.metrics, len(requests), time.monotonic())
+
+    @classmethod
+    async def prepare(
+        cls,
+        context: Context,
+        prompts: list[list[int]],
+        params: SamplingParams,
+        body: SamplingFields,
+    ) -> Generation:
+        """Validates everything, so that nothing is refused once a stream has begun."""
         work_id = uuid.uuid4().hex  # the caller's id may repeat, this one does not
-        self._requests: list[Request] = []
-        for i, ids in enumerate(prompts):
-            self._requests += context.service.prepare(
-                f"{work_id}-{i}",
-                ids,
-                params,
-                priority=body.priority or 0,
-                cache_salt=body.cache_salt,
-            )
-        self._counts = [0] * len(self._requests)
-        self._cached = [0] * len(self._requests)
-        self._meter = Meter(context.metrics, len(self._requests), time.monotonic())
+        requests = await context.service.prepare(
+            work_id, prompts, params, priority=body.priority or 0, cache_salt=body.cache_salt
+        )
+        generation = cls(context, prompts, params, requests)
         if context.settings.log_requests:
-            log.info(
-                "Received request %s: prompt_tokens=%s, %r", work_id, self.prompt_tokens, params
-            )
+            num_tokens = generation.prompt_tokens
+            log.info("Received request %s: prompt_tokens=%s, %r", work_id, num_tokens, params)
+        return generation
 
     @property
     def num_choices(self) -> int:

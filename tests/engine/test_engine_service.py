@@ -20,7 +20,7 @@ PROMPT = [5, 6, 7]
 
 
 async def ids_of(service: Service, name: str, params: SamplingParams) -> list[list[int]]:
-    requests = service.prepare(name, PROMPT, params)
+    requests = await service.prepare(name, [PROMPT], params)
     found: list[list[int]] = [[] for _ in requests]
     async for index, chunk in service.stream(requests, params):
         found[index] += chunk.ids
@@ -60,7 +60,7 @@ async def test_choices_come_with_their_index(service: Service) -> None:
 async def test_leaving_a_stream_ends_its_requests(service: Service) -> None:
     for n in (1, 3):
         params = SamplingParams(n=n, max_tokens=400, ignore_eos=True)
-        stream = service.stream(service.prepare(f"left{n}", PROMPT, params), params)
+        stream = service.stream(await service.prepare(f"left{n}", [PROMPT], params), params)
         async for _ in stream:
             break
         await stream.aclose()
@@ -82,7 +82,9 @@ async def test_a_stop_string_ends_the_request_in_the_engine(
 ) -> None:
     worker.script = lambda tokens, prompt_len: 3 + ord("abc"[(len(tokens) - prompt_len) % 3])
     params = SamplingParams(max_tokens=400, stop="ca")
-    chunks = [c async for _, c in service.stream(service.prepare("s", PROMPT, params), params)]
+    chunks = [
+        c async for _, c in service.stream(await service.prepare("s", [PROMPT], params), params)
+    ]
     assert "".join(chunk.text for chunk in chunks) == "ab"
     assert (chunks[-1].finish, chunks[-1].stop_reason) == ("stop", "ca")
     await idle(service)
@@ -90,9 +92,9 @@ async def test_a_stop_string_ends_the_request_in_the_engine(
 
 async def test_a_running_id_may_not_be_used_twice(service: Service) -> None:
     params = SamplingParams(max_tokens=400, ignore_eos=True)
-    first = service.stream(service.prepare("twice", PROMPT, params), params)
+    first = service.stream(await service.prepare("twice", [PROMPT], params), params)
     await anext(first)
-    second = service.stream(service.prepare("twice", PROMPT, params), params)
+    second = service.stream(await service.prepare("twice", [PROMPT], params), params)
     with pytest.raises(InvalidRequest, match="twice"):
         await anext(second)
     await first.aclose()

@@ -76,7 +76,7 @@ async def _generation(body: ChatRequest, context: Context) -> Generation:
         kwargs=body.chat_template_kwargs,
     )
     ids = truncated(ids, body, service.limits.max_model_len - (params.max_tokens or 1))
-    return Generation(context, [ids], params, body)
+    return await Generation.prepare(context, [ids], params, body)
 
 
 class ChatWriter:
