@@ -132,7 +132,7 @@ class _Batch:
         self._outputs.append(output)
         self._requests += requests
         for index, request in enumerate(requests):
-            stream = None if llm.text is None else llm.text.open_stream(params)
+            stream = None if llm.text is None else llm.text.open_stream(params, ids)
             self._streams[request.id] = (output, index, stream)
 
     def run(self, use_tqdm: bool) -> list[RequestOutput]:

@@ -57,13 +57,19 @@ def _by_id(entry: TokenLogprobs, tokenizer: Tokenizer) -> dict[str, PromptLogpro
 
 
 class CompletionLogprobWriter:
-    """The legacy schema's four lists, kept in step over the chunks of one choice."""
+    """The legacy schema's four lists, kept in step over the chunks of one choice.
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    ``continues``: the text written goes on with one that is not written.
+    """
+
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = True, continues: bool = False
+    ) -> None:
         self._tokenizer = tokenizer
         self._unwritten = tokenizer.special_ids if skip_special else frozenset[int]()
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # characters written before the next token
+        self._at_start = tokenizer.strips_first_space and not continues
 
     def write(self, entries: Iterable[TokenLogprobs]) -> CompletionLogprobs:
         lists = CompletionLogprobs([], [], [], [])
@@ -90,8 +96,13 @@ class CompletionLogprobWriter:
         lists.token_logprobs.append(logprob)
         lists.top_logprobs.append(top)
         lists.text_offset.append(self._offset)
-        if token not in self._unwritten:
-            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
+        if token in self._unwritten:
+            return
+        text = self._decoder.decode(self._tokenizer.token_bytes(token))
+        if self._at_start and text:
+            self._at_start = False
+            text = text.removeprefix(" ")
+        self._offset += len(text)
 
     def _top(self, entry: TokenLogprobs) -> dict[str, float]:
         """The best tokens, and the token itself if it is not among them."""

@@ -69,7 +69,7 @@ def server_settings(config: Config) -> ServerSettings:
 
 
 def _root_path(given: str) -> str:
-    """"" or /a/path, without a slash at the end."""
+    """ "" or /a/path, without a slash at the end."""
     path = given.strip("/")
     return f"/{path}" if path else ""
 

@@ -46,7 +46,7 @@ class TextFront:
         return self.max_model_len * self.tokenizer.max_token_chars
 
     async def encode(self, text: str, *, add_special: bool = True) -> list[int]:
-        return await self._run(lambda: self.encode_now(text, add_special=add_special))
+        return await self.run(lambda: self.encode_now(text, add_special=add_special))
 
     def encode_now(self, text: str, *, add_special: bool = True) -> list[int]:
         """Raises :class:`ContextLengthExceeded` for a text that cannot fit."""
@@ -67,7 +67,7 @@ class TextFront:
         continue_final_message: bool = False,
         kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        return await self._run(
+        return await self.run(
             lambda: self.render_now(
                 messages,
                 tools=tools,
@@ -123,7 +123,7 @@ class TextFront:
                 found[spaced] = None
         return tuple(found)
 
-    def open_stream(self, params: SamplingParams) -> TextStream:
+    def open_stream(self, params: SamplingParams, prompt: Sequence[int] = ()) -> TextStream:
         """One for each choice of a request."""
         return TextStream(
             self.tokenizer,
@@ -131,11 +131,16 @@ class TextFront:
             include_stop=params.include_stop_str_in_output,
             skip_special=params.skip_special_tokens,
             min_tokens=params.min_tokens,
+            continues=self.continues(prompt),
         )
+
+    def continues(self, prompt: Sequence[int]) -> bool:
+        """Whether an answer goes on with a text: not after a special token, as a chat's header."""
+        return bool(prompt) and prompt[-1] not in self.tokenizer.special_ids
 
     async def warm_up(self) -> None:
         """Do everything once that is slow the first time, so that no request pays for it."""
-        await self._run(self.warm_up_now)
+        await self.run(self.warm_up_now)
 
     def warm_up_now(self) -> None:
         for skip_special in (True, False):
@@ -146,5 +151,6 @@ class TextFront:
             with contextlib.suppress(InvalidRequest):
                 self.render_now([{"role": "user", "content": "Hello"}])
 
-    async def _run(self, work: Callable[[], T]) -> T:
+    async def run(self, work: Callable[[], T]) -> T:
+        """``work()``, on one of the threads."""
         return await asyncio.get_running_loop().run_in_executor(self._pool, work)

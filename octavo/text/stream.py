@@ -1,7 +1,8 @@
 """Ids into text as they come: whole characters only, and nothing of a stop string.
 
 The text of a choice does not depend on how its ids were cut into deltas: the pieces of
-all chunks together are ``Tokenizer.decode`` of all ids, up to the stop string.
+all chunks together are ``Tokenizer.decode`` of all ids, up to the stop string; where they continue
+a text, what that decode adds to the text's own.
 """
 
 from __future__ import annotations
@@ -108,6 +109,9 @@ class TextStream:
 
     The text of a stop token (EOS or one of stop_token_ids) is left out, unless
     ``include_stop``; a special one is then still left out if ``skip_special``.
+
+    ``continues``: a text precedes it, so a first space is text too. SentencePiece writes one before
+    the first word of a text, which decoding drops.
     """
 
     def __init__(
@@ -118,6 +122,7 @@ class TextStream:
         include_stop: bool = False,
         skip_special: bool = True,
         min_tokens: int = 0,
+        continues: bool = False,
     ) -> None:
         self._tokenizer = tokenizer
         self._texts = tokenizer.whole_texts(skip_special=skip_special)
@@ -125,7 +130,7 @@ class TextStream:
         self._skipped = tokenizer.special_ids if skip_special else frozenset()
         self._decoder = _Utf8Decoder("replace")
         self._in_character = False  # the decoder holds bytes of an unfinished character
-        self._at_start = tokenizer.strips_first_space
+        self._at_start = tokenizer.strips_first_space and not continues
         self._matcher = _matcher(tuple(stops)) if stops else None
         self._state = 0
         self._held = ""  # its length is the state's depth

@@ -72,7 +72,7 @@ async def test_async_twins_work_on_other_threads(tmp_path: Path) -> None:
     assert await front.encode("hi", add_special=False) == byte_ids("hi")
     options: dict[str, Any] = {"add_generation_prompt": False, "kwargs": {"x": 1}}
     assert await front.render(HI, **options) == front.render_now(HI, **options)
-    assert await front._run(threading.current_thread) is not threading.current_thread()
+    assert await front.run(threading.current_thread) is not threading.current_thread()
 
 
 @pytest.mark.anyio
@@ -120,3 +120,15 @@ def test_open_stream_passes_all_text_parameters(tmp_path: Path) -> None:
     stream = make_front(tmp_path).open_stream(params)
     chunk = stream.push(Delta("r", [1, *byte_ids("abxabx")]))
     assert (chunk.text, chunk.stop_reason) == ("<s>abxab", "ab")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "text"), [([], "a"), ([1], "a"), ([262, 2], "a"), ([262], " a"), ([2, 260], " a")]
+)
+def test_a_first_space_is_dropped_where_a_text_begins(
+    pieces_tokenizer: Tokenizer, prompt: list[int], text: str
+) -> None:
+    """Token 262 is "▁a"; 1 and 2 are special."""
+    front = TextFront(pieces_tokenizer, None, max_model_len=64)
+    stream = front.open_stream(SamplingParams(), prompt)
+    assert stream.push(Delta("r", [262], finish="length")).text == text

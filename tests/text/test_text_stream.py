@@ -106,6 +106,18 @@ def test_ids_beyond_the_vocabulary_have_no_text(byte_tokenizer: Tokenizer) -> No
     assert text_of(feed(TextStream(byte_tokenizer), parts)) == "A你"
 
 
+@given(
+    st.lists(st.integers(259, 269), min_size=1, max_size=6),
+    st.lists(st.integers(259, 269), max_size=6),
+)
+def test_an_answer_that_continues_a_text_keeps_its_first_space(
+    pieces_tokenizer: Tokenizer, prompt: list[int], ids: list[int]
+) -> None:
+    stream = TextStream(pieces_tokenizer, continues=True)
+    answer = text_of(feed(stream, [[i] for i in ids] or [[]]))
+    assert pieces_tokenizer.decode(prompt) + answer == pieces_tokenizer.decode(prompt + ids)
+
+
 # --- special and stop tokens
 
 

@@ -85,7 +85,8 @@ def completion_routes(app: FastAPI, context: Context) -> None:
             body, context.settings.default_sampling, max_tokens=limit, logprobs=None
         )
         ids = await context.service.text.encode(body.prompt)
-        generation = Generation(context, [_fitted(ids, body, params, context)], params, body)
+        fitted = _fitted(ids, body, params, context)
+        generation = await Generation.prepare(context, [fitted], params, body)
         chunks = await context.gate.run(generation.collect(), request.receive)
         return answer(GenerateAnswer([body.prompt + chunk.text for chunk in chunks]))
 
@@ -112,12 +113,16 @@ async def _writer(body: CompletionRequest, tag: Label, context: Context) -> Comp
         prompts.append(ids)
         cut = body.truncate_prompt_tokens is not None
         echoes.append(member if isinstance(member, str) and not cut else None)
-    generation = Generation(context, prompts, params, body)  # checks the ids before any is decoded
-    shown = [
-        echo if echo is not None else text.tokenizer.decode(ids)
-        for echo, ids in zip(echoes, prompts, strict=True)
-        if body.echo
-    ]
+    # Checks the ids before any is decoded.
+    generation = await Generation.prepare(context, prompts, params, body)
+
+    def decode_echoes() -> list[str]:
+        return [
+            echo if echo is not None else text.tokenizer.decode(ids)
+            for echo, ids in zip(echoes, prompts, strict=True)
+        ]
+
+    shown = await text.run(decode_echoes) if body.echo else []
     return CompletionWriter(context, body, tag, generation, shown)
 
 
@@ -142,7 +147,8 @@ class CompletionWriter:
         generation: Generation,
         echoes: list[str],
     ) -> None:
-        tokenizer = context.service.text.tokenizer
+        text = context.service.text
+        tokenizer = text.tokenizer
         params = generation.params
         self._tokenizer = tokenizer
         self._tag = tag
@@ -156,8 +162,12 @@ class CompletionWriter:
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._no_usage: UnsetType | None = None if self._with_usage else UNSET
         self._lists = [
-            logprobs.CompletionLogprobWriter(tokenizer, skip_special=params.skip_special_tokens)
-            for _ in range(generation.num_choices)
+            logprobs.CompletionLogprobWriter(
+                tokenizer,
+                skip_special=params.skip_special_tokens,
+                continues=not echoes and text.continues(generation.prompt_of(i)),
+            )
+            for i in range(generation.num_choices)
         ]
         self._encode = msgspec.json.Encoder().encode
 
