@@ -5,13 +5,15 @@ Names and defaults are vLLM's, so that a script moves over by changing its impor
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 
 from octavo.core.errors import InvalidRequest
 
 MAX_LOGPROBS = 20  # OpenAI's limit; applies to logprobs and prompt_logprobs
 MAX_STOPS = 64
+MAX_IDS = 1024  # of logit_bias, of stop_token_ids
+MIN_REPETITION_PENALTY = 1e-3  # what divides a logit must leave it finite
 MAX_SEED = 2**64 - 1
 
 
@@ -55,7 +57,7 @@ class SamplingParams:
         number("min_p", self.min_p, 0.0, 1.0)
         number("presence_penalty", self.presence_penalty, -2.0, 2.0)
         number("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        number("repetition_penalty", self.repetition_penalty, 0.0, 2.0**15, exclusive_low=True)
+        number("repetition_penalty", self.repetition_penalty, MIN_REPETITION_PENALTY, 2.0**15)
         optional_integer("seed", self.seed, -(2**63), MAX_SEED)
         optional_integer("max_tokens", self.max_tokens, 1, None)
         integer("min_tokens", self.min_tokens, 0, self.max_tokens)
@@ -64,6 +66,7 @@ class SamplingParams:
         object.__setattr__(self, "stops", _stop_strings(self.stop))
         for name in ("stop_token_ids", "allowed_token_ids"):
             _ids(name, getattr(self, name))
+        _at_most("stop_token_ids", self.stop_token_ids, MAX_IDS, "ids")
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids must not be empty.", param="allowed_token_ids")
         _strings("bad_words", self.bad_words)
@@ -110,12 +113,15 @@ def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     if isinstance(stop, str):
         stop = (stop,)
     _strings("stop", stop)
-    stops = tuple(stop or ())
-    if len(stops) > MAX_STOPS:
+    _at_most("stop", stop, MAX_STOPS, "strings")
+    return tuple(stop or ())
+
+
+def _at_most(name: str, values: Sized | None, limit: int, what: str) -> None:
+    if values is not None and len(values) > limit:
         raise InvalidRequest(
-            f"stop may hold at most {MAX_STOPS} strings, not {len(stops)}.", param="stop"
+            f"{name} may hold at most {limit:,} {what}, not {len(values):,}.", param=name
         )
-    return stops
 
 
 def _strings(name: str, values: Sequence[str] | None) -> None:
@@ -129,6 +135,7 @@ def _strings(name: str, values: Sequence[str] | None) -> None:
 def _bias(name: str, values: Mapping[int, float] | None) -> None:
     if values is not None and not isinstance(values, Mapping):
         raise InvalidRequest(f"{name} must map token ids to numbers.", param=name)
+    _at_most(name, values, MAX_IDS, "ids")
     for key, value in (values or {}).items():
         integer(name, key, 0, None)
         number(name, value, -100.0, 100.0)

@@ -6,7 +6,6 @@ logits; each feature costs only the rows that use it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -70,7 +69,7 @@ class Sampler:
         self.leave(slot)
         self._draws.join(slot, sampling)
         self._penalties.join(slot, tokens, prompt_len, sampling)
-        edits = SlotEdits(tokens, sampling, self._vocab_size)
+        edits = SlotEdits(tokens, sampling, self._vocab_size, self._device)
         if not edits.is_neutral:
             self._edits[slot] = edits
         if sampling.logprobs is not None:
@@ -134,26 +133,22 @@ class Sampler:
     def _edit(self, logits: Tensor, rows: list[int], slots: list[int], indices: list[int]) -> None:
         """Allowed ids, then biases, then bans, of all rows at once."""
         edits = [self._edits[slot] for slot in slots]
+        for row, edit in zip(rows, edits, strict=True):
+            if edit.forbidden is not None:
+                logits[row].masked_fill_(edit.forbidden, -torch.inf)
         flat = logits.view(-1)
-        limited = [row for row, edit in zip(rows, edits, strict=True) if edit.allowed is not None]
-        if limited:
-            allowed = self._flat_ids(rows, [edit.allowed or [] for edit in edits])
-            kept = flat[allowed]
-            logits[torch.tensor(limited, device=self._device)] = -torch.inf
-            flat[allowed] = kept
         biased = self._flat_ids(rows, [edit.bias_ids for edit in edits])
         if len(biased):
-            values = [value for edit in edits for value in edit.bias_values]
-            flat[biased] += torch.tensor(values, dtype=torch.float32, device=self._device)
+            values = np.concatenate([edit.bias_values for edit in edits])
+            flat[biased] += torch.from_numpy(values).to(self._device)
         banned = [edit.banned(index) for edit, index in zip(edits, indices, strict=True)]
         flat[self._flat_ids(rows, banned)] = -torch.inf
 
-    def _flat_ids(self, rows: Sequence[int], ids: Sequence[Sequence[int]]) -> Tensor:
+    def _flat_ids(self, rows: list[int], ids: list[NDArray[np.int64]]) -> Tensor:
         """Positions in the flattened logits of some ids of each row."""
-        counts = [len(of_row) for of_row in ids]
-        starts = np.repeat(np.array(rows, np.int64) * self._vocab_size, counts)
-        tokens = np.array([token for of_row in ids for token in of_row], np.int64)
-        return torch.from_numpy(starts + tokens).to(self._device)
+        starts = np.array(rows, np.int64) * self._vocab_size
+        places = np.repeat(starts, [len(of_row) for of_row in ids]) + np.concatenate(ids)
+        return torch.from_numpy(places).to(self._device)
 
     # -- results ----------------------------------------------------------------------------
 
@@ -211,10 +206,11 @@ class Sampler:
         if counted:
             rows = torch.tensor(counted, dtype=torch.int64, device=self._device)
             self._penalties.accept([slots[row] for row in counted], ids[rows])
-        for row in edited:
-            edits = self._edits[slots[row]]
-            if edits.needs_ids and row not in failed:
-                edits.accept(int(ids[row]))
+        curious = [row for row in edited if self._edits[slots[row]].needs_ids and row not in failed]
+        if curious:
+            known = ids.tolist()
+            for row in curious:
+                self._edits[slots[row]].accept(known[row])
 
 
 def _token_logprobs(targets: list[int], found: TopLogprobs, tops: list[int]) -> list[TokenLogprobs]:

@@ -51,47 +51,48 @@ class DrawState:
 
 
 class SlotEdits:
-    """Masks and biases of one request: which of its logits to change before anything else."""
+    """Masks and biases of one request: which of its logits to change before anything else.
 
-    def __init__(self, tokens: Sequence[int], sampling: Sampling, vocab_size: int) -> None:
-        def inside(ids: Sequence[int]) -> list[int]:
-            """Without ids that the model cannot produce anyway."""
-            return sorted({i for i in ids if 0 <= i < vocab_size})
+    Everything is made once, at the join: a step only strings the rows' arrays together. Ids that
+    the model cannot produce are left out.
+    """
 
-        bias = {i: sampling.logit_bias[i] for i in inside(tuple(sampling.logit_bias))}
-        self.allowed = None if sampling.allowed_ids is None else inside(sampling.allowed_ids)
-        self.bias_ids = [i for i, value in bias.items() if value > BAN]
-        self.bias_values = [bias[i] for i in self.bias_ids]
-        self._banned = [i for i, value in bias.items() if value <= BAN]
-        self._banned += inside([word[0] for word in sampling.bad_words if len(word) == 1])
-        self._words = [
-            (word[:-1], word[-1])
-            for word in sampling.bad_words
-            if len(word) > 1 and word[-1] < vocab_size
-        ]
+    def __init__(
+        self, tokens: Sequence[int], sampling: Sampling, vocab_size: int, device: torch.device
+    ) -> None:
+        bias = sampling.logit_bias
+        self.forbidden = _mask(sampling.allowed_ids, vocab_size, device)
+        self.bias_ids = _inside([i for i, value in bias.items() if value > BAN], vocab_size)
+        self.bias_values = np.array([bias[i] for i in self.bias_ids.tolist()], np.float32)
+        never = [i for i, value in bias.items() if value <= BAN]
+        never += [word[0] for word in sampling.bad_words if len(word) == 1]
+        self._never = _inside(never, vocab_size)
         self._min_tokens = sampling.min_tokens
-        self._min_tokens_ids = inside(sampling.min_tokens_ids)
-        self._keep = max((len(prefix) for prefix, _ in self._words), default=0)
+        self._early = _inside([*never, *sampling.min_tokens_ids], vocab_size)
+        self._last_ids: dict[tuple[int, ...], list[int]] = {}  # by what comes before, in bad words
+        for word in sampling.bad_words:
+            if len(word) > 1 and word[-1] < vocab_size:
+                self._last_ids.setdefault(word[:-1], []).append(word[-1])
+        self._lengths = sorted({len(prefix) for prefix in self._last_ids})
+        self._keep = max(self._lengths, default=0)
         self._tail = tuple(tokens[-self._keep :]) if self._keep else ()
 
     @property
     def is_neutral(self) -> bool:
         """Nothing will ever be changed."""
-        return (
-            self.allowed is None
-            and not self.bias_ids
-            and not self._banned
-            and not self._words
-            and not (self._min_tokens and self._min_tokens_ids)
-        )
+        early = self._min_tokens and len(self._early)
+        fixed = len(self.bias_ids) or len(self._never) or early
+        return self.forbidden is None and not fixed and not self._last_ids
 
-    def banned(self, index: int) -> list[int]:
+    def banned(self, index: int) -> NDArray[np.int64]:
         """Ids that may not be output number ``index`` (0-based)."""
-        found = list(self._banned)
-        if index < self._min_tokens:
-            found += self._min_tokens_ids
-        found += [last for prefix, last in self._words if self._tail[-len(prefix) :] == prefix]
-        return found
+        fixed = self._early if index < self._min_tokens else self._never
+        found = [
+            last
+            for length in self._lengths
+            for last in self._last_ids.get(self._tail[-length:], ())
+        ]
+        return np.append(fixed, np.array(found, np.int64)) if found else fixed
 
     @property
     def needs_ids(self) -> bool:
@@ -100,6 +101,21 @@ class SlotEdits:
 
     def accept(self, token: int) -> None:
         self._tail = (*self._tail, token)[-self._keep :]
+
+
+def _inside(ids: Sequence[int], vocab_size: int) -> NDArray[np.int64]:
+    """Distinct ids that the model can produce, ascending."""
+    found = np.unique(np.array(ids, np.int64))
+    return found[found < vocab_size]
+
+
+def _mask(allowed: Sequence[int] | None, vocab_size: int, device: torch.device) -> Tensor | None:
+    """True where an id is not allowed, bool [vocab]; None if all are."""
+    if allowed is None:
+        return None
+    mask = np.ones(vocab_size, np.bool_)
+    mask[_inside(allowed, vocab_size)] = False
+    return torch.from_numpy(mask).to(device)
 
 
 class Penalties:

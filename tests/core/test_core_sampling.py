@@ -8,7 +8,7 @@ import pytest
 
 from octavo.core import errors
 from octavo.core.errors import InvalidRequest
-from octavo.core.sampling import MAX_SEED, MAX_STOPS, SamplingParams
+from octavo.core.sampling import MAX_IDS, MAX_SEED, MAX_STOPS, SamplingParams
 
 
 @pytest.mark.parametrize(
@@ -28,6 +28,7 @@ from octavo.core.sampling import MAX_SEED, MAX_STOPS, SamplingParams
         ("presence_penalty", 2.5),
         ("frequency_penalty", -2.5),
         ("repetition_penalty", 0.0),
+        ("repetition_penalty", 1e-60),
         ("seed", MAX_SEED + 1),
         ("seed", 1.5),
         ("max_tokens", 0),
@@ -43,6 +44,7 @@ from octavo.core.sampling import MAX_SEED, MAX_STOPS, SamplingParams
         ("stop", 5),
         ("stop", [5]),
         ("stop_token_ids", [-1]),
+        ("stop_token_ids", [5] * (MAX_IDS + 1)),
         ("stop_token_ids", "12"),
         ("stop_token_ids", 12),
         ("allowed_token_ids", []),
@@ -51,6 +53,7 @@ from octavo.core.sampling import MAX_SEED, MAX_STOPS, SamplingParams
         ("bad_words", [""]),
         ("bad_words", 5),
         ("logit_bias", {-1: 1.0}),
+        ("logit_bias", dict.fromkeys(range(MAX_IDS + 1), 1.0)),
         ("logit_bias", {"AI": -100}),
         ("logit_bias", {3: 1e9}),
         ("logit_bias", {3: float("nan")}),
@@ -72,7 +75,15 @@ def test_bad_values_are_named(name: str, value: Any) -> None:
 def test_edges_are_accepted() -> None:
     SamplingParams(temperature=0, top_p=1, top_k=-1, min_p=1, seed=MAX_SEED, logprobs=0)
     SamplingParams(temperature=0.0, top_p=1e-9, seed=-(2**63), max_tokens=None, min_tokens=99)
+    SamplingParams(logit_bias=dict.fromkeys(range(MAX_IDS), 1), repetition_penalty=1e-3)
     SamplingParams(logit_bias={0: -100, 5: 100}, presence_penalty=-2, frequency_penalty=2)
+
+
+def test_a_limit_is_said_with_the_number_given() -> None:
+    with pytest.raises(InvalidRequest, match=r"logit_bias may hold at most 1,024 ids, not 1,025\."):
+        SamplingParams(logit_bias=dict.fromkeys(range(1025), 1.0))
+    with pytest.raises(InvalidRequest, match=r"between 0\.001 and 32768, not 1e-60"):
+        SamplingParams(repetition_penalty=1e-60)
 
 
 def test_stop_is_a_string_or_a_list() -> None:

@@ -15,6 +15,7 @@ from octavo.ops.cpu.jit import default_cache_dir
 from octavo.ops.sampling.cpu import CpuSamplingOps
 from octavo.ops.sampling.reference import SamplingOps
 from octavo.runner.sampler import Sampler
+from octavo.runner.sampling_state import SlotEdits
 
 VOCAB = 64
 GREEDY = Sampling(temperature=0.0)
@@ -114,6 +115,27 @@ def test_bad_words_see_the_prompt_and_resumed_ids(sampler):
     assert generate(sampler, 0, descending(7, 9), 2) == [9, 7]
     join(sampler, 1, [1, 6], output=[3, 6], bad_words=((3, 6, 7),))
     assert generate(sampler, 1, descending(7, 9), 2, 2) == [9, 7]
+
+
+def test_what_a_request_forbids_is_laid_out_once():
+    """A step does no work for each id of a mask, a bias or a list of bad words."""
+    words = tuple((i, i + 1) for i in range(50))
+    sampling = replace(GREEDY, logit_bias={3: -100.0}, allowed_ids=(3, 5), bad_words=words)
+    edits = SlotEdits([1, 7], sampling, VOCAB, torch.device("cpu"))
+    assert edits.forbidden.sum() == VOCAB - 2
+    assert edits.banned(0).tolist() == [3, 8]
+    edits.accept(60)
+    assert edits.banned(1) is edits.banned(2)
+    assert len(edits._last_ids) == 50
+    assert edits._lengths == [1]
+
+
+def test_long_masks_of_many_requests_at_once(sampler):
+    allowed = tuple(range(1, VOCAB, 2))
+    for slot in range(4):
+        join(sampler, slot, [1], allowed_ids=allowed if slot % 2 else None)
+    ids = sampler.sample(descending(4, 9).repeat(4, 1), [0, 1, 2, 3], [0] * 4).ids
+    assert ids.tolist() == [4, 9, 4, 9]
 
 
 def test_ids_outside_the_vocabulary_are_no_matter(sampler):
