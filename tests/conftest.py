@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+import octavo.engine  # noqa: F401  (before torch: it bounds how long OpenMP threads spin)
+
 # Triton decides while it is imported whether kernels are interpreted.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")

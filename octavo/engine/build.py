@@ -21,6 +21,8 @@ from octavo.models.decoder import Decoder
 from octavo.models.groups import layer_groups
 from octavo.models.registry import build_model
 from octavo.ops.cpu.warm import warm_kernels
+from octavo.ops.sampling import select_sampling_ops
+from octavo.ops.sampling.reference import SamplingOps
 from octavo.ops.select import select_ops
 from octavo.runner.kv import allocate_kv
 from octavo.runner.runner import Runner
@@ -70,7 +72,6 @@ def _runner(
     spec = checkpoint.spec
     device, dtype = torch.device(config.device), DTYPES[config.dtype]
     ops = select_ops(config.device, dtype, backend=config.ops_backend, threads=config.cpu_threads)
-    log.info("Device: %s, %s; %s", config.device, config.dtype, ops.describe())
     model = build_model(spec, ops, SingleCommunicator(), dtype, device, config.max_model_len)
     weights = _load(model, checkpoint, dtype, progress)
     groups = layer_groups(spec)
@@ -83,14 +84,19 @@ def _runner(
         spec.head_dim,
         dtype,
         device,
+        ops,
     )
     _log_kv(config)
     slots = Slots(config.max_num_seqs, config.max_model_len, config.block_size, len(groups))
+    sampling_ops = SamplingOps() if ops.name == "reference" else select_sampling_ops(device)
     sampler = Sampler(
         max_num_seqs=config.max_num_seqs,
         vocab_size=spec.vocab_size,
         device=device,
+        ops=sampling_ops,
     )
+    kernels = f"{ops.describe()}; sampling {sampling_ops.name}"
+    log.info("Device: %s, %s; %s", config.device, config.dtype, kernels)
     windows = [group.window for group in groups]
     runner = Runner(
         model, sampler, kv, windows, slots, prompt_logprobs_chunk=config.prompt_logprobs_chunk
@@ -110,7 +116,7 @@ def _runner(
         progress=progress,
     )
     log.info("Warm-up took %.1f s", seconds)
-    return runner, {"kernels": ops.describe(), "weights": weights}
+    return runner, {"kernels": kernels, "weights": weights}
 
 
 def _load(model: Decoder, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress) -> str:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from octavo.core.plan import Delta
+from octavo.core.plan import AbortReason, Delta
 from octavo.core.request import Request
 
 
@@ -60,8 +60,8 @@ class EngineClient(Protocol):
         stream before anything is sent, so no delta can be missed. A dead engine raises
         :class:`EngineUnavailable` from the iterator."""
 
-    def abort(self, request_id: str) -> None:
-        """Ask for the end of a request; unknown ids are fine. Its stream ends with "abort"."""
+    def abort(self, request_id: str, reason: AbortReason = "abort") -> None:
+        """Ask for the end of a request; unknown ids are fine. Its stream ends with ``reason``."""
 
     def health(self) -> Health: ...
 

@@ -14,12 +14,13 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.core.errors import AuditError
-from octavo.core.plan import Delta
+from octavo.core.plan import AbortReason, Delta
 from octavo.core.request import Request
 from octavo.engine.loop import EngineLoop
 from octavo.engine.status import StatusLog
 
 IDLE_AUDIT_SECONDS = 1.0
+MAX_FAILED_STEPS = 3  # in a row; then the engine is beyond help
 
 log = logging.getLogger("octavo.engine")
 
@@ -43,8 +44,9 @@ class Drop:
 class Driver:
     """``emit(front, deltas)`` is called on the driver's thread and must not block.
 
-    Items of ``inbox``: ``(front, Request)``, ``(front, id)`` to abort, :class:`Call`,
-    :class:`Drop`, or None to stop.
+    Items of ``inbox``: ``(front, Request)``, ``(front, id, reason)`` to abort, :class:`Call`,
+    :class:`Drop`, or None to stop. A step that fails ends the requests of that moment with an
+    error; the engine goes on, unless ``MAX_FAILED_STEPS`` fail in a row.
     """
 
     def __init__(
@@ -61,20 +63,43 @@ class Driver:
         self._clock = clock
         self._front_of: dict[str, str] = {}
         self._audited = True
+        self._audit_failures = 0
+        self._failed_steps = 0
         self._running = True
 
     def run(self) -> None:
-        """Work until told to stop. An exception of a step ends the engine: the caller sees it."""
+        """Work until told to stop. Raises what the last of too many failed steps raised."""
         try:
             while self._drain():
                 if self._loop.has_work:
-                    self._audited = False
-                    now = self._clock()
-                    self._deliver(self._loop.step(now))
-                    if self._status is not None:
-                        self._status.observe(self._loop.stats, now)
+                    self._step()
         finally:
             self._loop.close()
+
+    def _step(self) -> None:
+        self._audited = False
+        now = self._clock()
+        try:
+            deltas = self._loop.step(now)
+        except Exception as error:
+            self._fail(error)
+            return
+        self._failed_steps = 0
+        self._deliver(deltas)
+        if self._status is not None:
+            self._status.observe(self._loop.stats, now)
+
+    def _fail(self, error: Exception) -> None:
+        """End everything that is open, whatever the step got to: nobody waits for ever."""
+        self._failed_steps += 1
+        log.error("a step failed (%d in a row)", self._failed_steps, exc_info=error)
+        message = f"The engine failed while it computed this request ({type(error).__name__})."
+        self._deliver(
+            [_error(request_id, "engine_error", message) for request_id in self._front_of]
+        )
+        if self._failed_steps >= MAX_FAILED_STEPS:
+            raise error
+        self._loop.mend()
 
     def _drain(self) -> bool:
         """Take what has arrived; wait for something when there is no work."""
@@ -93,9 +118,15 @@ class Driver:
         return self._running
 
     def _idle(self) -> None:
-        """Pages and slots must add up whenever nothing runs."""
-        self._loop.scheduler.audit()
+        """Pages and slots must add up whenever nothing runs. If they do not, that is a bug to be
+        told, but no reason to stop serving."""
         self._audited = True
+        try:
+            self._loop.scheduler.audit()
+        except AuditError as error:
+            if not self._audit_failures:
+                log.error("an audit of the idle engine failed: %s", error)
+            self._audit_failures += 1
         if self._status is not None:
             self._status.idle()
 
@@ -109,19 +140,20 @@ class Driver:
         elif isinstance(item[1], Request):
             self._submit(*item)
         else:
-            self._abort(item[1])
+            self._abort(*item[1:])
 
     def _submit(self, front: str, request: Request) -> None:
         if request.id in self._front_of:
-            log.error("front %s sent request %s, which is already running", front, request.id)
+            message = f"A request with id {request.id!r} is already running."
+            self._emit(front, [_error(request.id, "duplicate_request_id", message)])
             return
         self._front_of[request.id] = front
         delta = self._loop.submit(request, self._clock())
         if delta is not None:
             self._deliver([delta])
 
-    def _abort(self, request_id: str) -> None:
-        delta = self._loop.abort(request_id, self._clock())
+    def _abort(self, request_id: str, reason: AbortReason) -> None:
+        delta = self._loop.abort(request_id, self._clock(), reason)
         if delta is not None:
             self._deliver([delta])
 
@@ -151,11 +183,15 @@ class Driver:
 
     def _control(self, name: str, args: Mapping[str, Any]) -> Any:
         scheduler = self._loop.scheduler
-        if name == "stats":
-            return dataclasses.asdict(self._loop.stats())
-        if name == "audit":
-            scheduler.audit()
-            return dataclasses.asdict(self._loop.stats())
+        if name in ("stats", "audit"):
+            if name == "audit":
+                scheduler.audit()
+            stats = dataclasses.asdict(self._loop.stats())
+            return {**stats, "audit_failures": self._audit_failures}
         if name == "reset_prefix_cache":
             return scheduler.reset_prefix_cache()
         return self._loop.executor.control(name, args)
+
+
+def _error(request_id: str, code: str, message: str) -> Delta:
+    return Delta(request_id, finish="error", error_code=code, error=message)

@@ -164,7 +164,7 @@ class _Batch:
         output.add(index, chunk, self._token_text)
         if chunk.finish is not None:
             if delta.finish is None:  # a stop string: the engine does not know yet
-                self._llm._loop.abort(delta.id, time.monotonic())
+                self._llm._loop.abort(delta.id, time.monotonic(), "stop")
             del self._streams[delta.id]
         if bar is not None:
             bar.update(len(delta.ids), chunk.finish is not None)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.core.errors import EngineUnavailable, ServerError
-from octavo.core.plan import Delta
+from octavo.core.plan import AbortReason, Delta
 from octavo.core.request import Request
 from octavo.engine.client import EngineInfo, Health
 from octavo.engine.driver import Call, Driver
@@ -32,6 +32,8 @@ class LocalClient:
         self._info: asyncio.Future[EngineInfo] | None = None
         self._health = Health(False, "starting")
         self._thread: threading.Thread | None = None
+        self._calls: set[asyncio.Future[Any]] = set()
+        self._closing = False
 
     async def start(self) -> None:
         self._event_loop = asyncio.get_running_loop()
@@ -51,9 +53,9 @@ class LocalClient:
         driver.inbox.put((_FRONT, request))
         return stream
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: AbortReason = "abort") -> None:
         if self._driver is not None:
-            self._driver.inbox.put((_FRONT, request_id))
+            self._driver.inbox.put((_FRONT, request_id, reason))
 
     def health(self) -> Health:
         return self._health
@@ -72,9 +74,13 @@ class LocalClient:
             self._event_loop.call_soon_threadsafe(settle, value, error)
 
         self._serving().inbox.put(Call(name, args or {}, reply))
+        self._calls.add(future)
+        future.add_done_callback(self._calls.discard)
         return await future
 
     async def close(self) -> None:
+        """Stop the engine; while it still loads, as soon as it has loaded."""
+        self._closing = True
         if self._driver is not None:
             self._driver.inbox.put(None)
         if self._thread is not None:
@@ -90,6 +96,8 @@ class LocalClient:
         try:
             loop, info = self._build()
             self._driver = Driver(loop, self._emit, self._status)
+            if self._closing:
+                self._driver.inbox.put(None)
             tell(self._ready, info)
             self._driver.run()
             tell(self._lost, EngineUnavailable("The engine was stopped."))
@@ -116,3 +124,6 @@ class LocalClient:
         if not isinstance(error, ServerError):
             error = EngineUnavailable(f"The engine stopped: {type(error).__name__}: {error}")
         self._streams.fail_all(error)
+        for call in list(self._calls):
+            if not call.done():
+                call.set_exception(error)

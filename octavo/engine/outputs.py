@@ -67,7 +67,7 @@ def logprob_dict(
 ) -> dict[int, Logprob]:
     """The token itself first, then the most probable ones, keyed by id."""
     ranks = [entry.rank, *range(1, len(entry.ids))]
-    return {
-        token: Logprob(value, rank, token_text(token))
-        for token, value, rank in reversed(list(zip(entry.ids, entry.values, ranks, strict=True)))
-    }
+    found: dict[int, Logprob] = {}
+    for token, value, rank in zip(entry.ids, entry.values, ranks, strict=True):
+        found.setdefault(token, Logprob(value, rank, token_text(token)))
+    return found

@@ -76,12 +76,14 @@ class EngineProcess:
 
     def _receive(self, front: str, message: Any) -> None:
         if self._driver is None:
-            return  # a front sends nothing before Ready
+            if isinstance(message, wire.Submit):  # no front of ours does this before Ready
+                self._emit(front, [not_ready(message.request.id)])
+            return
         inbox = self._driver.inbox
         if isinstance(message, wire.Submit):
             inbox.put((front, message.request))
         elif isinstance(message, wire.Abort):
-            inbox.put((front, message.id))
+            inbox.put((front, message.id, message.reason))
         elif isinstance(message, wire.Control):
             call = message.call
 
@@ -93,6 +95,15 @@ class EngineProcess:
     def _gone(self, front: str) -> None:
         if self._driver is not None:
             self._driver.inbox.put(Drop(front))
+
+
+def not_ready(request_id: str) -> Delta:
+    return Delta(
+        request_id,
+        finish="error",
+        error_code="engine_unavailable",
+        error="The engine is still starting.",
+    )
 
 
 def main() -> int:

@@ -7,9 +7,8 @@ import itertools
 from collections.abc import Mapping
 from typing import Any
 
-import msgspec
-
 from octavo.core.errors import EngineUnavailable, ServerError
+from octavo.core.plan import AbortReason
 from octavo.core.request import Request
 from octavo.engine import wire
 from octavo.engine.client import EngineInfo, Health
@@ -47,13 +46,15 @@ class SocketClient:
         return await asyncio.shield(self._info)
 
     def submit(self, request: Request) -> DeltaStream:
+        if not self._health.serving:
+            raise EngineUnavailable("No engine is serving; try again shortly.")
         stream = self._streams.open(request.id)
         self._send(wire.Submit(request))
         return stream
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: AbortReason = "abort") -> None:
         if self._writer is not None:
-            self._send(wire.Abort(request_id))
+            self._send(wire.Abort(request_id, reason))
 
     def health(self) -> Health:
         return self._health
@@ -87,8 +88,8 @@ class SocketClient:
             while data := await reader.read(1 << 20):
                 for message in frames.feed(data):
                     self._receive(message)
-        except (ConnectionError, ValueError, msgspec.MsgspecError) as error:
-            self._lost(f"the connection to the engine broke ({error})")
+        except Exception as error:  # whatever it was, nobody may wait for this engine any more
+            self._lost(f"the connection to the engine broke ({type(error).__name__}: {error})")
         else:
             self._lost("the engine is gone")
 
@@ -111,7 +112,8 @@ class SocketClient:
                 self._streams.put(delta)
         elif isinstance(message, wire.Ready):
             self._health = Health(True, "ready")
-            self._info.set_result(message.info)
+            if not self._info.done():  # greeted and told at once: the same news twice
+                self._info.set_result(message.info)
         elif isinstance(message, wire.Progress):
             self._health = Health(False, "starting", f"{message.stage} {message.share:.0%}")
         else:

@@ -155,6 +155,7 @@ class _Choice:
         self._text = text
         self._client = client
         self._ended = False
+        self._stopped = False  # by a stop string, which the engine cannot see
         self._deltas = client.submit(request)
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk]]:
@@ -165,8 +166,9 @@ class _Choice:
                     delta.error or "The engine failed on this request.", code=delta.error_code
                 )
             chunk = self._text.push(delta)
+            self._stopped = chunk.finish is not None and delta.finish is None
             yield self._index, chunk
-            if chunk.finish is not None:  # a stop string ends it before the engine does
+            if chunk.finish is not None:
                 return
 
     async def pump(self, merged: asyncio.Queue[tuple[int, Chunk] | Exception]) -> None:
@@ -181,4 +183,4 @@ class _Choice:
         self._deltas.close()
         if not self._ended:
             self._ended = True
-            self._client.abort(self._id)
+            self._client.abort(self._id, "stop" if self._stopped else "abort")

@@ -10,11 +10,13 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from octavo.core.errors import StartupError
 from octavo.engine import wire
 
 log = logging.getLogger("octavo.engine")
@@ -41,12 +43,16 @@ class EngineServer:
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._connections: set[asyncio.Task[None]] = set()
         self._loop = asyncio.new_event_loop()
-        self._started = threading.Event()
+        self._started: Future[None] = Future()
         self._thread = threading.Thread(target=self._run, name="octavo-engine-io", daemon=True)
 
     def start(self) -> None:
+        """Listen. Raises :class:`StartupError` if the socket cannot be had."""
         self._thread.start()
-        self._started.wait()
+        try:
+            self._started.result()
+        except OSError as error:
+            raise StartupError(f"Cannot listen on {self._path}: {error}.") from None
 
     def send(self, front: str, message: wire.ToFront) -> None:
         """From any thread; never blocks. A front that is gone gets nothing."""
@@ -69,8 +75,12 @@ class EngineServer:
 
     async def _main(self) -> None:
         self._stopped = asyncio.Event()
-        server = await asyncio.start_unix_server(self._serve, path=str(self._path))
-        self._started.set()
+        try:
+            server = await asyncio.start_unix_server(self._serve, path=str(self._path))
+        except OSError as error:
+            self._started.set_exception(error)
+            return
+        self._started.set_result(None)
         await self._stopped.wait()
         server.close()
         for writer in list(self._writers.values()):

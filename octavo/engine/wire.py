@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from octavo.core.plan import Delta
+from octavo.core.plan import AbortReason, Delta
 from octavo.core.request import Request
 from octavo.engine.client import EngineInfo
 
@@ -34,6 +34,7 @@ class Submit(msgspec.Struct, tag="submit"):
 
 class Abort(msgspec.Struct, tag="abort"):
     id: str
+    reason: AbortReason = "abort"
 
 
 class Control(msgspec.Struct, tag="control"):

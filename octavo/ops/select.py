@@ -12,7 +12,7 @@ from octavo.ops.api import Ops
 
 log = logging.getLogger(__name__)
 
-BACKENDS = ("auto", "reference", "cpu")
+BACKENDS = ("auto", "reference", "cpu", "triton")
 
 
 def select_ops(
@@ -26,10 +26,10 @@ def select_ops(
 ) -> Ops:
     """The operations that a model on ``device`` in ``dtype`` runs on.
 
-    ``auto`` takes compiled kernels where there are some (CPU in fp32 and bf16), else the
-    reference, which is always there. On CPU ``threads`` becomes torch's thread count (None: torch's
-    own), which kernels share. ``cache_dir`` keeps compiled kernels (default: the user's cache
-    folder). Raises :class:`StartupError` for a backend, ISA or thread count that cannot be had.
+    ``auto`` takes compiled kernels where there are some (CPU in fp32 and bf16, GPUs that Triton
+    knows), else the reference, which is always there. On CPU ``threads`` becomes torch's thread
+    count (None: torch's own), which kernels share. ``cache_dir`` keeps compiled kernels (default:
+    the user's cache folder). Raises :class:`StartupError` for a backend, ISA or thread count that cannot be had.
     """
     if backend not in BACKENDS:
         raise StartupError(f"Backend must be one of {', '.join(BACKENDS)}, not {backend!r}.")
@@ -38,11 +38,15 @@ def select_ops(
         raise StartupError(f"CPU threads must be at least 1, not {threads}.")
     if on_cpu and threads:
         torch.set_num_threads(threads)
-    if backend == "reference" or (backend == "auto" and not (on_cpu and _has_kernels(dtype))):
+    if backend == "reference":
         return Ops()
+    if backend == ("triton" if on_cpu else "cpu"):
+        raise StartupError(f"Backend {backend} does not run on device {device}.")
     if not on_cpu:
-        raise StartupError(f"Backend cpu runs on device cpu, not on {device}.")
-    if not _has_kernels(dtype):
+        return _triton_ops(backend, torch.device(device))
+    if dtype not in (torch.float32, torch.bfloat16):
+        if backend == "auto":
+            return Ops()
         raise StartupError(f"Backend cpu knows float32 and bfloat16, not {dtype}.")
     return _cpu_ops(backend, cpu_isa, cache_dir)
 
@@ -64,5 +68,13 @@ def _cpu_ops(backend: str, cpu_isa: str, cache_dir: Path | None) -> Ops:
     )
 
 
-def _has_kernels(dtype: torch.dtype) -> bool:
-    return dtype in (torch.float32, torch.bfloat16)
+def _triton_ops(backend: str, device: torch.device) -> Ops:
+    try:
+        from octavo.ops.triton.backend import TritonOps
+        from octavo.ops.triton.tiles import Card
+    except ImportError as error:
+        if backend == "triton":
+            raise StartupError(f"Backend triton needs Triton: {error}.") from error
+        log.warning("Slow reference operations are used: Triton is missing (%s).", error)
+        return Ops()
+    return TritonOps(Card.of(device))

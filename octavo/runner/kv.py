@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from octavo.ops.api import Ops
+
 
 def allocate_kv(
     num_pages: int,
@@ -16,15 +18,17 @@ def allocate_kv(
     head_dim: int,
     dtype: torch.dtype,
     device: torch.device,
+    ops: Ops,
 ) -> tuple[Tensor, ...]:
     """One tensor [P, L_g, 2, K, page_size, D] a group, all views of the same pages.
 
     A page is as large as its largest group needs and holds all layers of *one* group, so that
     swapping or sending it moves one range. The pages start as zeros: a masked read of memory
-    that nothing wrote must not meet a NaN. On CPU the zeros cost nothing until they are touched.
+    that nothing wrote must not meet a NaN. Memory comes from ``ops``: on a CPU it is not taken
+    before it is touched.
     """
     per_layer = 2 * num_kv_heads * page_size * head_dim
-    pool = torch.zeros(num_pages, max(group_layers) * per_layer, dtype=dtype, device=device)
+    pool = ops.new_pages(num_pages, max(group_layers) * per_layer, dtype, device)
     return tuple(
         pool[:, : layers * per_layer].view(num_pages, layers, 2, num_kv_heads, page_size, head_dim)
         for layers in group_layers

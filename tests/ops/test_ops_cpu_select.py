@@ -87,7 +87,7 @@ def test_select() -> None:
         ({"backend": "cuda9"}, "not 'cuda9'"),
         ({"threads": 0}, "at least 1, not 0"),
         ({"dtype": torch.float16, "backend": "cpu"}, "not torch.float16"),
-        ({"device": "meta", "backend": "cpu"}, "not on meta"),
+        ({"device": "meta", "backend": "cpu"}, "not run on device meta"),
         ({"cpu_isa": "mmx"}, "not 'mmx'"),
     ],
 )
