@@ -29,7 +29,8 @@ def select_ops(
     ``auto`` takes compiled kernels where there are some (CPU in fp32 and bf16, GPUs that Triton
     knows), else the reference, which is always there. On CPU ``threads`` becomes torch's thread
     count (None: torch's own), which kernels share. ``cache_dir`` keeps compiled kernels (default:
-    the user's cache folder). Raises :class:`StartupError` for a backend, ISA or thread count that cannot be had.
+    the user's cache folder). Raises :class:`StartupError` for a backend, ISA or thread count that
+    cannot be had.
     """
     if backend not in BACKENDS:
         raise StartupError(f"Backend must be one of {', '.join(BACKENDS)}, not {backend!r}.")

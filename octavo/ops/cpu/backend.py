@@ -199,16 +199,13 @@ class CpuOps(Ops):
             bf16=q.dtype is torch.bfloat16,
             kv_bf16=kv_pages.dtype is torch.bfloat16,
         )
-        ones, longer = step.tiles(shape.tile_tokens(decode=False))
-        for tiles, decode in ((ones, True), (longer, False)):
-            if tiles.size:
-                items = tiles.shape[0] * kv_heads
-                self.attention_kernel(shape, decode)(
-                    items, items > 1, q.data_ptr(), q.stride(0),
-                    out.data_ptr(), out.stride(0),
-                    *_layer_place(kv_pages, layer), step.table, step.table_row,
-                    tiles.ctypes.data, kv_heads, meta.window, scale, soft_cap,
-                )  # fmt: skip
+        for decode, tiles, address in step.work(shape.tile_tokens(decode=False)):
+            items = tiles * kv_heads
+            self.attention_kernel(shape, decode)(
+                items, items > 1, q.data_ptr(), q.stride(0), out.data_ptr(), out.stride(0),
+                *_layer_place(kv_pages, layer), step.table, step.table_row, address, kv_heads,
+                meta.window, scale, soft_cap,
+            )  # fmt: skip
 
     def pack_linear(self, weight: Tensor, bias: Tensor | None) -> object:
         return pack_linear(weight, bias)
@@ -224,7 +221,7 @@ class _Step:
         "_context_len",
         "_kept",
         "_query_start",
-        "_tiles",
+        "_work",
         "offset",
         "page",
         "table",
@@ -235,12 +232,12 @@ class _Step:
         page, offset = (t.to(torch.int64).contiguous() for t in (meta.page, meta.offset))
         table = meta.page_table.to(torch.int32)
         table = table if table.stride(-1) == 1 else table.contiguous()
-        self._kept = (page, offset, table)
+        self._kept: list[object] = [page, offset, table]  # what the addresses point to
         self.page, self.offset = page.data_ptr(), offset.data_ptr()
         self.table, self.table_row = table.data_ptr(), table.stride(0)
         self._query_start = meta.query_start.numpy().astype(np.int64)
         self._context_len = meta.context_len.numpy().astype(np.int64)
-        self._tiles: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+        self._work: dict[int, list[tuple[bool, int, int]]] = {}
 
     @classmethod
     def of(cls, meta: GroupMeta) -> _Step:
@@ -249,12 +246,17 @@ class _Step:
             step = meta.cache["cpu"] = cls(meta)
         return cast(_Step, step)
 
-    def tiles(self, tile_tokens: int) -> tuple[np.ndarray, np.ndarray]:
-        if tile_tokens not in self._tiles:
-            self._tiles[tile_tokens] = attention.plan_tiles(
-                self._query_start, self._context_len, tile_tokens
-            )
-        return self._tiles[tile_tokens]
+    def work(self, tile_tokens: int) -> list[tuple[bool, int, int]]:
+        """Work lists that are not empty: whether for decoding, number of tiles, address."""
+        if tile_tokens not in self._work:
+            lists = attention.plan_tiles(self._query_start, self._context_len, tile_tokens)
+            self._kept.extend(lists)
+            self._work[tile_tokens] = [
+                (decode, len(tiles), tiles.ctypes.data)
+                for decode, tiles in zip((True, False), lists, strict=True)
+                if tiles.size
+            ]
+        return self._work[tile_tokens]
 
 
 def _fast(*tensors: Tensor) -> bool:
