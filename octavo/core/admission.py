@@ -14,8 +14,8 @@ class GrowthEstimate:
 
     Each sequence is expected to grow by half the mean output length (on average it is half-way),
     but by no more than it may. A preemption shows that this was too little and doubles the
-    reserve, up to ``MAX_CAUTION`` times; each request that ends takes a quarter of the
-    excess back.
+    reserve, up to ``MAX_CAUTION`` times; each running request that ends, in whatever way, takes a
+    quarter of the excess back.
     """
 
     def __init__(self, page_size: int) -> None:
@@ -32,6 +32,9 @@ class GrowthEstimate:
     def ended(self, num_output: int) -> None:
         """A request came to its own end after ``num_output`` tokens."""
         self._mean_output += (num_output - self._mean_output) / MEMORY
+
+    def relax(self) -> None:
+        """A running request is gone."""
         self._caution -= (self._caution - 1.0) / 4
 
     def preempted(self) -> None:

@@ -12,6 +12,7 @@ from typing import Literal
 from octavo.core.request import Sampling
 
 FinishReason = Literal["stop", "length", "abort", "timeout", "error"]
+AbortReason = Literal["abort", "stop"]  # nobody waits any more; the front found a stop string
 
 
 @dataclass(slots=True)

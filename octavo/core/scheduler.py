@@ -15,7 +15,7 @@ from octavo.core.admission import GrowthEstimate
 from octavo.core.errors import AuditError, InvalidRequest
 from octavo.core.flight import Flight
 from octavo.core.pages import NULL_PAGE, PagePool
-from octavo.core.plan import Delta, FinishReason, StepPlan, StepResult
+from octavo.core.plan import AbortReason, Delta, FinishReason, StepPlan, StepResult
 from octavo.core.prefix import group_key, longest_hit
 from octavo.core.request import Request
 from octavo.core.sequence import GONE, Sequence
@@ -77,17 +77,19 @@ class Scheduler:
         self._windows = [(g, b.window) for g, b in enumerate(layout.blocks) if b.window]
         self._policy = policy
         self._admission = admission or GrowthEstimate(layout.page_size)
+        self._step = 0
+        self._num_submitted = 0
+        self._stats = SchedulerStats(pages_total=pool.num_usable)
+        self._clear()
+
+    def _clear(self) -> None:
         self._live: dict[str, Sequence] = {}
         self._running: list[Sequence] = []
         self._waiting = WaitingQueue()
         self._blocked: Sequence | None = None  # head that will not fit before pages come back
         self._flights: deque[Flight] = deque()
-        self._free_slots = list(range(max_num_seqs - 1, -1, -1))
+        self._free_slots = list(range(self.max_num_seqs - 1, -1, -1))
         self._leaves: list[int] = []  # slots given up that no plan has told yet
-        self._step = 0
-        self._void_before = 0  # results of earlier steps belong to requests that failed
-        self._num_submitted = 0
-        self._stats = SchedulerStats(pages_total=pool.num_usable)
 
     # ---- requests come and go
 
@@ -116,29 +118,30 @@ class Scheduler:
             self._waiting.push(seq)
         return None
 
-    def abort(self, request_id: str, now: float) -> Delta | None:
-        """End a request; its terminal delta, or None if there is no such request (any more)."""
+    def abort(self, request_id: str, now: float, *, reason: AbortReason = "abort") -> Delta | None:
+        """End a request; its terminal delta, or None if there is no such request (any more).
+
+        "stop" says that it came to its own end, by a stop string that only its front can see.
+        """
         seq = self._live.get(request_id)
         if seq is None:
             return None
-        delta = self._end(seq, "abort")
+        delta = self._end(seq, reason)
         self._sweep()
         self._waiting.prune(len(self._live) - len(self._running))
         return delta
 
-    def fail_all(self, code: str, message: str) -> list[Delta]:
-        """End every request with an error, after a step failed as a whole.
+    def forget_all(self) -> None:
+        """Start afresh, whatever state a call or a step that did not come to its end has left.
 
-        Results still under way will be ignored. As nobody knows which plans took effect, the next
-        one repeats the leaves of those under way: some of its leaves may name empty slots.
+        No request, slot or page is in use afterwards and nothing is cached; the workers must
+        forget their slots too. Who waits for a request must be told by the caller.
         """
-        deltas = [self._fail(seq, code, message) for seq in list(self._live.values())]
-        self._sweep()
-        told = [slot for flight in self._flights for slot in flight.plan.leaves]
-        self._leaves = sorted({*self._leaves, *told})
-        self._flights.clear()
-        self._void_before = self._step
-        return deltas
+        counts = self._stats.finished
+        counts["error"] = counts.get("error", 0) + len(self._live)
+        layout = self.pool.layout
+        self.pool = PagePool(self.pool.num_pages, layout.page_size, layout.blocks)
+        self._clear()
 
     @property
     def has_work(self) -> bool:
@@ -352,7 +355,7 @@ class Scheduler:
         """The flight that ``result`` belongs to; None if there is nothing to take in."""
         if self._flights and self._flights[0].plan.step == result.step:
             return self._flights.popleft()
-        if result.step < self._void_before or not (result.slots or result.faults):
+        if not (result.slots or result.faults):
             return None
         raise RuntimeError(f"got the result of step {result.step}, which is not the oldest one")
 
@@ -429,6 +432,7 @@ class Scheduler:
         """The terminal delta; slot and pages are free again, siblings need not wait."""
         if seq.slot >= 0:
             self._vacate(seq)
+            self._admission.relax()
         seq.slot = GONE
         del self._live[seq.id]
         self._release_children(seq)

@@ -21,6 +21,9 @@ class Worker(Protocol):
     def control(self, name: str, args: Mapping[str, Any]) -> Any:
         """An administrative verb; an unknown name raises KeyError."""
 
+    def reset(self) -> None:
+        """Forget every slot, in whatever state an interrupted plan left them."""
+
     def close(self) -> None: ...
 
 
@@ -34,6 +37,9 @@ class Executor(Protocol):
         """The oldest plan's result; blocks. Raises what the worker raised."""
 
     def control(self, name: str, args: Mapping[str, Any]) -> Any: ...
+
+    def reset(self) -> None:
+        """Drop the plans under way and let every worker forget its slots. Raises if one cannot."""
 
     def close(self) -> None: ...
 
@@ -54,6 +60,10 @@ class LocalExecutor:
 
     def control(self, name: str, args: Mapping[str, Any]) -> Any:
         return self._worker.control(name, args)
+
+    def reset(self) -> None:
+        self._plans.clear()
+        self._worker.reset()
 
     def close(self) -> None:
         self._plans.clear()

@@ -152,7 +152,7 @@ class Driver:
         if delta is not None:
             self._deliver([delta])
 
-    def _abort(self, request_id: str, reason: AbortReason) -> None:
+    def _abort(self, request_id: str, reason: AbortReason = "abort") -> None:
         delta = self._loop.abort(request_id, self._clock(), reason)
         if delta is not None:
             self._deliver([delta])

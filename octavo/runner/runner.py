@@ -65,6 +65,10 @@ class Runner:
     def control(self, name: str, args: Mapping[str, Any]) -> Any:
         raise KeyError(name)
 
+    def reset(self) -> None:
+        self._prompt_top.clear()
+        self._sampler.reset()
+
     def close(self) -> None:
         self._prompt_top.clear()
 

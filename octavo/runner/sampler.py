@@ -80,6 +80,12 @@ class Sampler:
         self._edits.pop(slot, None)
         self._tops.pop(slot, None)
 
+    def reset(self) -> None:
+        """Every slot is empty again, whatever an interrupted call left."""
+        self._penalties.reset()
+        self._edits.clear()
+        self._tops.clear()
+
     @torch.inference_mode()
     def sample(self, logits: Tensor, slots: list[int], indices: list[int]) -> SampleOutput:
         """One id for each row; the slots' state moves on by it.

@@ -153,6 +153,10 @@ class Penalties:
         if row is not None:
             self._free.append(row)
 
+    def reset(self) -> None:
+        self._row_of.clear()
+        self._free = list(range(len(self.counts)))
+
     def rows(self, slots: Sequence[int]) -> list[int]:
         """Which entries of ``slots`` are penalised."""
         if not self._row_of:

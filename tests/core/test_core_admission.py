@@ -31,5 +31,5 @@ def test_preemption_makes_careful_and_ends_make_bold_again() -> None:
         estimate.preempted()
     assert estimate.pages([10**6]) <= MAX_CAUTION * calm
     for _ in range(60):
-        estimate.ended(FIRST_GUESS_TOKENS)
+        estimate.relax()
     assert estimate.pages([10**6]) == calm

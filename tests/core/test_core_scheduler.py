@@ -188,6 +188,32 @@ def test_abort_waiting_running_and_unknown() -> None:
     loop.run()
 
 
+def test_a_stop_string_is_an_end_of_its_own() -> None:
+    """Its front tells it as an abort; output lengths are learned from it all the same."""
+    loop = make_loop(pages=400, max_len=2000)
+    admission = loop.scheduler._admission
+    before = admission.pages([10**6])
+    for index in range(60):
+        loop.submit(request(f"r{index}", 3, 50))
+        loop.step()
+        loop.step()
+        assert loop.scheduler.abort(f"r{index}", 0.0, reason="stop").finish == "stop"  # type: ignore[union-attr]
+    assert admission.pages([10**6]) < before / 2
+    assert loop.scheduler.stats().finished == {"stop": 60}
+
+
+def test_any_end_of_a_running_request_calms_admission() -> None:
+    loop = make_loop()
+    admission = loop.scheduler._admission
+    calm = admission.pages([10**6])
+    admission.preempted()
+    for index in range(40):
+        loop.submit(request(f"r{index}", 3, 50))
+        loop.step()
+        loop.abort(f"r{index}")
+    assert admission.pages([10**6]) == calm
+
+
 def test_aborted_waiting_requests_do_not_pile_up() -> None:
     loop = make_loop(seqs=1)
     loop.submit(request("a", 5, 200))
@@ -227,22 +253,29 @@ def test_a_fault_in_a_chunk_publishes_nothing() -> None:
     assert loop.scheduler.stats().pages_cached == 0
 
 
-def test_fail_all_ends_everything_and_ignores_late_results() -> None:
+@pytest.mark.parametrize("moment", ["planned", "torn"])
+def test_forgetting_all_leaves_nothing_in_use(moment: str) -> None:
     loop = make_loop(seqs=2)
-    loop.submit(*(request(name, 5, 6) for name in "abc"))
+    loop.submit(*(request(name, 9, 6) for name in "abc"))
     loop.step()
-    plan = loop.scheduler.plan(0.0)
-    late = loop.executor._worker.execute(plan)  # type: ignore[attr-defined]
-    deltas = loop.scheduler.fail_all("step_failed", "It broke.")
-    assert sorted((d.id, d.finish, d.error_code, d.error) for d in deltas) == [
-        (name, "error", "step_failed", "It broke.") for name in "abc"
-    ]
-    assert loop.scheduler.apply(late, 0.0) == []
+    assert loop.scheduler.stats().pages_cached + loop.scheduler.stats().pages_referenced
+    if moment == "planned":
+        loop.executor.submit(loop.scheduler.plan(0.0))
+    else:  # as Ctrl-C in the middle of a call leaves it
+        loop.scheduler._running[0].tables[0].pop()
+        loop.scheduler._free_slots.append(0)
+    loop.executor.reset()
+    loop.scheduler.forget_all()
     loop.scheduler.audit()
-    loop.submit(request("d", 5, 2))
-    assert loop.scheduler.stats().running == 0
-    loop.step()
-    assert loop.outputs["d"].ids == expected(request("d", 5, 2))[:1]
+    stats = loop.scheduler.stats()
+    assert (stats.running, stats.waiting, stats.finished) == (0, 0, {"error": 3})
+    assert stats.pages_free == stats.pages_total
+    assert not loop.scheduler.has_work
+    again = Request("d", request("a", 9).prompt, 2)
+    loop.submit(again)
+    loop.outputs = {"d": loop.outputs["d"]}
+    out = loop.run()["d"]
+    assert (out.ids, out.cached_tokens) == (expected(again), 0)
 
 
 def test_a_result_that_does_not_fit_the_plan_is_refused() -> None:

@@ -66,7 +66,7 @@ class SocketEngine:
         if isinstance(message, wire.Submit):
             put((front, message.request))
         elif isinstance(message, wire.Abort):
-            put((front, message.id))
+            put((front, message.id, message.reason))
         elif isinstance(message, wire.Control):
             put(
                 Call(

@@ -88,6 +88,7 @@ async def test_a_stop_string_ends_the_request_in_the_engine(
     assert "".join(chunk.text for chunk in chunks) == "ab"
     assert (chunks[-1].finish, chunks[-1].stop_reason) == ("stop", "ca")
     await idle(service)
+    assert (await service.control("stats"))["finished"] == {"stop": 1}
 
 
 async def test_a_running_id_may_not_be_used_twice(service: Service) -> None:

@@ -179,6 +179,7 @@ def test_bad_words_and_stop_strings_are_about_text(llm: LLM) -> None:
     output = run(llm, ["abc"], stopped)[0].outputs[0]
     assert output.text == text[: text.index(letter)]
     assert (output.finish_reason, output.stop_reason) == ("stop", letter)
+    assert "abort" not in llm._loop.stats().finished
 
 
 def test_logprobs_are_shaped_like_vllms(llm: LLM) -> None:
@@ -216,6 +217,33 @@ def test_a_list_of_eos_ids_and_an_overridden_config(folder: Path, tmp_path: Path
             temperature=0, max_tokens=9, logit_bias={7: 100.0}, ignore_eos=True
         )
         assert ids(run(llm, ["x"], ignoring)[0]) == [7] * 9
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_interrupted_call_leaves_the_llm_as_good_as_new(
+    llm: LLM, error: type[BaseException]
+) -> None:
+    prompts = random_prompts(6)
+    rich = SamplingParams(
+        seed=3, max_tokens=12, presence_penalty=0.5, logprobs=1, min_tokens=4, prompt_logprobs=0
+    )
+    expected = [ids(output) for output in run(llm, prompts, rich)]
+    model = llm._loop.executor._worker._model  # type: ignore[attr-defined]
+    plain, steps = model.forward, []
+
+    def failing(batch: Any) -> Any:
+        steps.append(batch)
+        if len(steps) == 4:
+            raise error("in the middle of a step")
+        return plain(batch)
+
+    model.forward = failing
+    with pytest.raises(error):
+        llm.generate(prompts, rich, use_tqdm=False)
+    del model.forward
+    llm.audit()
+    assert [ids(output) for output in run(llm, prompts, rich)] == expected
+    assert llm._loop.stats().running == 0
 
 
 def test_random_weights_need_no_tokenizer(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from octavo.core.errors import EngineUnavailable
-from octavo.core.plan import Delta, TokenLogprobs
+from octavo.core.plan import AbortReason, Delta, TokenLogprobs
 from octavo.core.request import Request
 from octavo.engine.client import EngineInfo, Health
 from tests.fakes.bytetok import BYTE_OFFSET, EOS_ID
@@ -102,11 +102,11 @@ class FakeEngine:
         stream = self.open[request.id] = FakeStream(self, request, script)
         return stream
 
-    def abort(self, request_id: str) -> None:
+    def abort(self, request_id: str, reason: AbortReason = "abort") -> None:
         self.aborted.append(request_id)
         stream = self.open.pop(request_id, None)
         if stream is not None:
-            stream.end(Delta(request_id, finish="abort"))
+            stream.end(Delta(request_id, finish=reason))
 
     def health(self) -> Health:
         return self._health

@@ -52,6 +52,11 @@ class FakeExecutor:
         assert all(answer == answers[0] for answer in answers), "ranks disagree"
         return answers[0]
 
+    def reset(self) -> None:
+        self._plans.clear()
+        for worker in self.workers:
+            worker.reset()
+
     def close(self) -> None:
         self._plans.clear()
         for worker in self.workers:

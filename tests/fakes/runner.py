@@ -83,7 +83,7 @@ class FakeWorker:
         page_size: int = 16,
         blocks: tuple[BlockSpec, ...] = (BlockSpec(),),
         max_num_seqs: int = 256,
-        raise_at: Mapping[int, Exception] | None = None,
+        raise_at: Mapping[int, BaseException] | None = None,
         delay_at: Mapping[int, float] | None = None,
         nan_at: Collection[tuple[int, int]] = (),
         sleep: Callable[[float], None] = time.sleep,
@@ -102,7 +102,6 @@ class FakeWorker:
         self.rows: dict[int, _Row] = {}
         self._kv = [[[0] * page_size for _ in range(num_pages)] for _ in blocks]
         self._last_step = -1
-        self._lost = False  # the last plan had no effect
 
     # ---- Worker
 
@@ -111,15 +110,12 @@ class FakeWorker:
         if (seconds := self.delay_at.get(self.steps)) is not None:
             self.sleep(seconds)
         if (error := self.raise_at.get(self.steps)) is not None:
-            self._lost = True
             raise error
         self._check(plan.step > self._last_step, f"step {plan.step} after {self._last_step}")
         self._last_step = plan.step
         self._check_columns(plan)
         for slot in plan.leaves:
-            gone = self.rows.pop(slot, None)
-            self._check(gone is not None or self._lost, f"slot {slot} left, but is empty")
-        self._lost = False
+            self._check(self.rows.pop(slot, None) is not None, f"slot {slot} left, but is empty")
         for join in plan.joins:
             self._join(join)
         self._take_pages(plan)
@@ -132,6 +128,9 @@ class FakeWorker:
         if name != "stats":
             raise KeyError(name)
         return {"steps": self.steps, "tokens_computed": self.tokens_computed}
+
+    def reset(self) -> None:
+        self.rows.clear()
 
     def close(self) -> None:
         self.closed = True
