@@ -69,7 +69,7 @@ def server_settings(config: Config) -> ServerSettings:
 
 
 def _root_path(given: str) -> str:
-    """ "" or /a/path, without a slash at the end."""
+    """With a slash at the front and none at the end; nothing stays nothing."""
     path = given.strip("/")
     return f"/{path}" if path else ""
 

@@ -2,7 +2,7 @@
 
 The dialect is Hugging Face's: Jinja with ``messages``, ``tools``, ``documents``,
 ``add_generation_prompt`` and the special tokens as variables. Whatever is wrong with a
-template or with what it is given ends as :class:`InvalidRequest`.
+template or with what it is given ends as :class:`InvalidRequest`, however busy the machine is.
 """
 
 from __future__ import annotations
@@ -12,7 +12,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from octavo.core.errors import ContextLengthExceeded, InvalidRequest, StartupError
+from octavo.core.errors import (
+    ContextLengthExceeded,
+    EngineUnavailable,
+    InvalidRequest,
+    StartupError,
+)
 from octavo.text.gguf_metadata import read_metadata
 from octavo.text.gguf_tokenizer import special_texts
 from octavo.text.messages import normalize_messages
@@ -21,7 +26,7 @@ from octavo.text.tokenizer import SPECIAL_NAMES, read_tokenizer_config
 if TYPE_CHECKING:
     from jinja2 import Template, nodes
 
-MAX_SECONDS = 1.0
+MAX_SECONDS = 1.0  # of the rendering thread's own time
 MAX_CHARS = 2**24
 
 NO_TEMPLATE = (
@@ -78,7 +83,8 @@ class ChatTemplate:
         kwargs: Mapping[str, Any] | None = None,
         max_chars: int = MAX_CHARS,
     ) -> str:
-        """The prompt text. Raises :class:`InvalidRequest`, and no other exception.
+        """The prompt text. Raises :class:`InvalidRequest`, or :class:`EngineUnavailable` where the
+        machine is too busy to tell whether the template would end.
 
         ``continue_final_message`` ends the text where the last message's content ends, so
         that the model goes on with it; it excludes ``add_generation_prompt``.
@@ -164,7 +170,13 @@ class _Compiled:
         except BudgetExceeded as error:
             if error.limit == "time":
                 raise InvalidRequest(
-                    f"The chat template did not end within {max_seconds:g} s.", param="messages"
+                    f"The chat template did not end within {max_seconds:g} s of computing.",
+                    param="messages",
+                ) from None
+            if error.limit == "wall":
+                raise EngineUnavailable(
+                    "The server is too busy to render the chat template; try again shortly.",
+                    code="overloaded",
                 ) from None
             raise ContextLengthExceeded(
                 f"The chat template made more than the {max_chars} characters that can fit.",

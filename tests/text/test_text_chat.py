@@ -9,7 +9,13 @@ from typing import Any
 
 import pytest
 
-from octavo.core.errors import ContextLengthExceeded, InvalidRequest, StartupError
+from octavo.core.errors import (
+    ContextLengthExceeded,
+    EngineUnavailable,
+    InvalidRequest,
+    StartupError,
+)
+from octavo.text import sandbox
 from octavo.text.chat import RESERVED_NAMES, ChatTemplate, load_chat_template
 from tests.fakes.bytetok import CHAT_TEMPLATE, write_byte_tokenizer
 
@@ -334,11 +340,79 @@ DOUBLING = (
         "{{ ('a' * 9999) | replace('a', 'b' * 9999) }}",
         "{{ range(99999) | join('b' * 9999) }}",
         "{{ ('b' * 9999).join(range(9999) | map('string')) }}",
+        "{{ ('x' * 5000).replace('x', 'y' * 9000) }}",
+        "{{ ('\t' * 5000).expandtabs(90000) }}",
+        "{{ ('{0}' * 999).format('x' * 5000) }}",
+        "{{ ('{0:>999}' * 3000).format(1) }}{{ ('%(a)999d' * 900) % {'a': 1} }}",
+        "{{ '%(a)9999d' % {'a': 1} }}",
+        "{{ ('x\n' * 999) | indent('  ' * 999) }}",
+        "{{ [[[[1]]]] | tojson(indent=9000) }}",
+        "{{ [1] | tojson(separators=(',' * 9000, ':')) }}",
+        "{% set b = 7 ** 64 %}{% set c = b ** 64 %}{{ (c ** 64) ** 64 }}",
+        "{% set b = 7 ** 3000 %}{{ (b * b) * (b * b) > 1 }}",
+        "{{ ('f' * 9999) | int(base=16) > 1 }}",
+        DOUBLING % ("{% set ns.x = (ns.x, ns.x) %}", " is string"),
+        "{% set ns = namespace(l=[]) %}{% set big = 'x' * 9000 %}{% for i in range(9999) %}"
+        "{% set ns.l = ns.l + [big[1:]] %}{% endfor %}",
+        "{% set ns = namespace(l=[]) %}{% set big = 'x' * 9000 %}{% for i in range(9999) %}"
+        "{% set ns.l = ns.l + [big.upper()] %}{% endfor %}",
+        "{% for i in range(9999) %}{% set x = range(9999) | list %}{% endfor %}",
     ],
 )
 def test_output_that_grows_without_end_is_cut_short(source: str) -> None:
     with pytest.raises(ContextLengthExceeded, match="10000 characters"):
         template(source, max_seconds=20.0).render(HI, max_chars=10_000)
+
+
+TWINS = (
+    "{% set ns = namespace(a=[], b=[]) %}{% for i in range(40) %}{% set ns.a = [ns.a, ns.a] %}"
+    "{% set ns.b = [ns.b, ns.b] %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "{{ ns.a == ns.b }}",
+        "{{ ns.a in [ns.b] }}",
+        "{{ ns.a is eq(ns.b) }}",
+        "{{ [ns.a, ns.b] | map('list') | sort }}",
+        "{{ [ns.a, 1] | select('equalto', ns.b) | list }}",
+        "{{ [ns.a, ns.b] | reverse | max }}",
+    ],
+)
+def test_nested_values_are_measured_before_python_walks_them(use: str) -> None:
+    with pytest.raises(ContextLengthExceeded):
+        template(TWINS + use, max_seconds=20.0).render(HI, max_chars=10_000)
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ (1).to_bytes(500000000, 'big') }}",
+        "{{ ('x' * 5000).translate({120: 'y' * 5000}) }}",
+        "{{ ('x' * 5000).encode().replace('x'.encode(), ('y' * 5000).encode()) }}",
+        "{{ '%500000000d'.encode() % 1 }}",
+        "{{ [[1]] | sum(start=[]) }}",
+        "{{ messages.copy() }}",
+        "{{ messages[0].items().mapping.keys() }}",
+    ],
+)
+def test_a_template_has_few_methods(source: str) -> None:
+    with pytest.raises(InvalidRequest, match="template failed"):
+        template(source).render(HI)
+
+
+def test_a_busy_machine_is_not_the_callers_fault(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten seconds pass on the clock, none of them in this thread; then a minute does."""
+    times = iter([0.0, 10.0, 20.0])
+    monkeypatch.setattr(sandbox.time, "monotonic", lambda: next(times, 20.0))
+    assert template("{% for i in range(9) %}{{ i }}{% endfor %}").render(HI) == "012345678"
+    times = iter([0.0, 60.0])
+    monkeypatch.setattr(sandbox.time, "monotonic", lambda: next(times, 60.0))
+    with pytest.raises(EngineUnavailable, match="too busy") as caught:
+        template("{% for i in range(9) %}{{ i }}{% endfor %}").render(HI)
+    assert caught.value.status == 503
 
 
 def test_long_content_fits_or_is_refused_by_size() -> None:
