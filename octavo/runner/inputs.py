@@ -40,6 +40,36 @@ def plan_rows(plan: StepPlan) -> Rows:
     )
 
 
+class PageRows:
+    """The page tables of a step's rows, in plan order, kept from step to step.
+
+    A row that still belongs to the same request gets its new pages only; another one is copied as
+    far as its request goes. So a step costs what has changed, not rows times the longest context.
+    """
+
+    def __init__(self, slots: Slots, group: int) -> None:
+        self._slots = slots
+        self._table = slots.tables[group]
+        self._lengths = slots.table_len[group]
+        self._rows = np.zeros_like(self._table)  # reserved, not touched
+        self._owner = np.full(len(self._table), -1, np.int64)  # slot and join whose pages these are
+        self._filled = np.zeros(len(self._table), np.int64)
+
+    def take(self, slots: NDArray[np.int64], max_pages: int) -> NDArray[np.int32]:
+        """int32 [R, max_pages], a view that is good until the next call. Entries past the end of a
+        row are pages of requests before it."""
+        count = len(slots)
+        owner = self._slots.joins[slots] * len(self._owner) + slots
+        lengths = self._lengths[slots]
+        moved = self._owner[:count] != owner
+        for row in np.flatnonzero(moved | (self._filled[:count] != lengths)).tolist():
+            start, end = 0 if moved[row] else self._filled[row], lengths[row]
+            self._owner[row] = -1  # until the copy is whole
+            self._rows[row, start:end] = self._table[slots[row], start:end]
+            self._filled[row], self._owner[row] = end, owner[row]
+        return self._rows[:count, :max_pages]
+
+
 class InputBuilder:
     """Builds batches; all work is vectorised over the tokens and rows of the step."""
 
@@ -48,6 +78,7 @@ class InputBuilder:
     ) -> None:
         self._slots = slots
         self._windows = windows
+        self._page_rows = [PageRows(slots, group) for group in range(len(windows))]
         self._kv = kv
         self._device = device
 
@@ -71,11 +102,13 @@ class InputBuilder:
         )
         groups = tuple(
             shared(
-                page_table=self._put(table[rows.slots, :max_pages]),
+                page_table=self._put(page_rows.take(rows.slots, max_pages)),
                 page=self._put(table[row_slots, page_index].astype(np.int64)),
                 window=window,
             )
-            for table, window in zip(self._slots.tables, self._windows, strict=True)
+            for table, page_rows, window in zip(
+                self._slots.tables, self._page_rows, self._windows, strict=True
+            )
         )
         ids = self._slots.tokens[row_slots, positions].astype(np.int64)
         return Batch(ids=self._put(ids), positions=self._put(positions), groups=groups, kv=self._kv)

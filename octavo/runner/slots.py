@@ -30,16 +30,20 @@ class Slots:
         ]
         self.table_len = np.zeros((num_groups, max_num_seqs), np.int64)
         self.prompt_len = np.zeros(max_num_seqs, np.int64)
+        self.joins = np.zeros(max_num_seqs, np.int64)  # how often each slot was taken
 
     def join(self, join: Join) -> None:
         self.tokens[join.slot, : len(join.tokens)] = join.tokens
         self.prompt_len[join.slot] = join.prompt_len
         self.table_len[:, join.slot] = 0
+        self.joins[join.slot] += 1
 
     def append_pages(self, plan: StepPlan) -> None:
         """Add each row's new pages to its tables (a step adds few, most rows none)."""
         for group, counts in enumerate(plan.page_counts):
             table, lengths, pages = self.tables[group], self.table_len[group], plan.pages[group]
+            if not pages:
+                continue
             taken = 0
             for slot, count in zip(plan.slots, counts, strict=True):
                 if count:

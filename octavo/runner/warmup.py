@@ -26,9 +26,10 @@ def warm_up(
     progress("Warming up", 0.0)
     sampler.warm_up()
     rows = min(WARM_ROWS, max_num_seqs)
-    for step, plan in enumerate(_plans(rows, max_num_batched_tokens)):
+    plans = _plans(rows, max_num_batched_tokens)
+    for done, plan in enumerate(plans, 1):
         runner.execute(plan)
-        progress("Warming up", (step + 1) / 5)
+        progress("Warming up", done / len(plans))
     return time.perf_counter() - start
 
 
