@@ -19,7 +19,7 @@ from octavo.server.context import Context
 from octavo.server.limits import REQUEST_ID
 from octavo.server.metrics import Metrics
 from octavo.server.schemas.answers import PromptTokensDetails, Usage
-from octavo.server.schemas.common import SamplingFields
+from octavo.server.schemas.common import AnswerFields, SamplingFields
 from octavo.text.stream import Chunk
 
 log = logging.getLogger("octavo.server")
@@ -35,7 +35,7 @@ class Label:
     created: int  # seconds since 1970
 
 
-def label(body: SamplingFields, context: Context, kind: str, header_id: str) -> Label:
+def label(body: AnswerFields, context: Context, kind: str, header_id: str) -> Label:
     """``kind`` is the prefix of the id ("chatcmpl", "cmpl"). Raises for an unknown model."""
     name = serving_name(body.model, context)
     if body.request_id is not None and not REQUEST_ID.fullmatch(body.request_id):

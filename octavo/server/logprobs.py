@@ -26,6 +26,12 @@ def visible(chunk: Chunk, *, include_stop: bool) -> list[TokenLogprobs]:
     return chunk.logprobs[:-1] if ended_by_token and not include_stop else chunk.logprobs
 
 
+def best(entries: Iterable[TokenLogprobs], num_top: int | None) -> list[TokenLogprobs]:
+    """``entries`` with at most ``num_top`` alternatives each."""
+    end = 1 + (num_top or 0)
+    return [TokenLogprobs(e.ids[:end], e.values[:end], e.rank) for e in entries]
+
+
 def chat_logprobs(entries: Iterable[TokenLogprobs], tokenizer: Tokenizer) -> ChatLogprobs:
     return ChatLogprobs(
         [

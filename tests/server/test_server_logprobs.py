@@ -131,3 +131,14 @@ async def test_prompt_logprobs_have_an_entry_for_each_prompt_token(serve):
         assert entry[str(token)]["logprob"] <= 0
     of_chat = (await served.client.post(CHAT, chat(prompt_logprobs=0, max_tokens=1))).json()
     assert len(of_chat["prompt_logprobs"]) == of_chat["usage"]["prompt_tokens"]
+
+
+@pytest.mark.parametrize(("top", "prompt_top"), [(1, 5), (4, 2)])
+async def test_echo_and_prompt_logprobs_each_get_their_number(serve, top, prompt_top):
+    served = await serve()
+    body = prompt("abc", max_tokens=1, echo=True, logprobs=top, prompt_logprobs=prompt_top)
+    choice = (await served.client.post(COMPLETIONS, body)).json()["choices"][0]
+    assert served.requests[0].sampling.prompt_logprobs == max(top, prompt_top)
+    # The token itself is the best one in the script, so that it adds none.
+    assert {len(entry) for entry in choice["prompt_logprobs"][1:]} == {prompt_top}
+    assert {len(shown) for shown in choice["logprobs"]["top_logprobs"][1:]} == {top}

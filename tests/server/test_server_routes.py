@@ -185,3 +185,23 @@ async def test_requests_are_logged_when_asked_for(serve, caplog):
         await served.client.post("/v1/completions", prompt("secret"))
     assert "Received request" in caplog.text
     assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("return_token_ids", True),
+        ("prompt_logprobs", 1),
+        ("request_id", "x"),
+        ("stream", True),
+        ("stream_options", {"include_usage": True}),
+        ("logprobs", 1),
+    ],
+)
+async def test_generate_refuses_what_its_answer_has_no_place_for(serve, name, value):
+    served = await serve()
+    reply = await served.client.post("/generate", prompt("x", **{name: value}))
+    assert reply.status == 400
+    assert reply.error["param"] == name
+    assert "not supported" in reply.error["message"]
+    assert (await served.client.post("/generate", prompt("x", **{name: None}))).status == 200

@@ -27,7 +27,7 @@ from octavo.server.schemas.answers import (
     Usage,
 )
 from octavo.server.schemas.chat import ChatRequest, chat_max_tokens, check_chat
-from octavo.server.schemas.common import check_common, sampling_params
+from octavo.server.schemas.common import check_answer, sampling_params
 from octavo.server.sse import EventStream
 from octavo.text.stream import Chunk
 
@@ -48,7 +48,7 @@ def chat_routes(app: FastAPI, context: Context) -> None:
     async def chat_completions(request: Request) -> Response:
         """OpenAI's chat schema with vLLM's sampling parameters beside it."""
         body = await read(request, ChatRequest, context)
-        check_common(body)
+        check_answer(body)
         check_chat(body)
         tag = label(body, context, "chatcmpl", request.state.request_id)
         writer = ChatWriter(context, body, tag, await _generation(body, context))

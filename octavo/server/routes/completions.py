@@ -32,7 +32,12 @@ from octavo.server.schemas.answers import (
     GenerateAnswer,
     Usage,
 )
-from octavo.server.schemas.common import SamplingFields, check_common, sampling_params
+from octavo.server.schemas.common import (
+    SamplingFields,
+    check_answer,
+    check_common,
+    sampling_params,
+)
 from octavo.server.schemas.completion import (
     DEFAULT_MAX_TOKENS,
     CompletionRequest,
@@ -58,7 +63,7 @@ def completion_routes(app: FastAPI, context: Context) -> None:
     async def completions(request: Request) -> Response:
         """OpenAI's completions schema with vLLM's sampling parameters beside it."""
         body = await read(request, CompletionRequest, context)
-        check_common(body)
+        check_answer(body)
         tag = label(body, context, "cmpl", request.state.request_id)
         writer = await _writer(body, tag, context)
         if body.stream:
@@ -74,10 +79,6 @@ def completion_routes(app: FastAPI, context: Context) -> None:
         """The route of vLLM's first demonstration server: each text repeats the prompt."""
         body = await read(request, GenerateRequest, context)
         check_common(body)
-        if body.stream:
-            raise InvalidRequest(
-                "stream is not supported by /generate; use /v1/completions.", param="stream"
-            )
         serving_name(body.model, context)
         check_counts(body, 1, context)
         limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
@@ -101,7 +102,7 @@ async def _writer(body: CompletionRequest, tag: Label, context: Context) -> Comp
         context.settings.default_sampling,
         max_tokens=max(1, limit),  # nothing is asked for: one is made, and dropped
         logprobs=body.logprobs,
-        prompt_logprobs=body.logprobs if body.echo else None,
+        prompt_logprobs=_prompt_logprobs(body),
     )
     special = body.add_special_tokens is not False
     prompts, echoes = [], []
@@ -124,6 +125,12 @@ async def _writer(body: CompletionRequest, tag: Label, context: Context) -> Comp
 
     shown = await text.run(decode_echoes) if body.echo else []
     return CompletionWriter(context, body, tag, generation, shown)
+
+
+def _prompt_logprobs(body: CompletionRequest) -> int | None:
+    """How many alternatives a position: what the echo shows and what was asked for beside it."""
+    asked = [body.logprobs if body.echo else None, body.prompt_logprobs]
+    return max((k for k in asked if k is not None), default=None)
 
 
 def _fitted(
@@ -156,8 +163,8 @@ class CompletionWriter:
         self._echoes = echoes
         self._include_stop = params.include_stop_str_in_output
         self._with_output = body.max_tokens != 0
-        self._with_logprobs = body.logprobs is not None
-        self._with_prompt_logprobs = body.prompt_logprobs is not None
+        self._num_top = body.logprobs
+        self._num_prompt_top = body.prompt_logprobs
         self._with_ids = bool(body.return_token_ids)
         self._with_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._no_usage: UnsetType | None = None if self._with_usage else UNSET
@@ -180,7 +187,7 @@ class CompletionWriter:
         """One finish event for each choice, after its text."""
         echoing = range(self._generation.num_choices if self._echoes else 0)
         prompt_entries: dict[int, list[TokenLogprobs]] = {i: [] for i in echoing}
-        if not self._with_logprobs:
+        if self._num_top is None:
             for i in prompt_entries:
                 yield self._event(self._echo(i, []))
             prompt_entries.clear()
@@ -206,28 +213,30 @@ class CompletionWriter:
             parts.append(self._output(index, chunk))
         choice = self._end(index, chunk)
         choice.text = "".join(part.text for part in parts)
-        if self._with_logprobs:
+        if self._num_top is not None:
             choice.logprobs = logprobs.join(part.logprobs for part in parts if part.logprobs)
         if self._with_ids:
             choice.token_ids = chunk.ids if self._with_output else []
             choice.prompt_token_ids = self._generation.prompt_of(index)
-        if self._with_prompt_logprobs:
+        if self._num_prompt_top is not None:
             choice.prompt_logprobs = logprobs.prompt_logprobs(
-                chunk.prompt_logprobs, self._tokenizer
+                logprobs.best(chunk.prompt_logprobs, self._num_prompt_top), self._tokenizer
             )
         return choice
 
     def _echo(self, index: int, entries: list[TokenLogprobs]) -> CompletionChoice:
         text = self._echoes[index // self._generation.params.n]
         choice = CompletionChoice(index, text)
-        if self._with_logprobs:
+        if self._num_top is not None:
             ids = self._generation.prompt_of(index)
-            choice.logprobs = self._lists[index].write_prompt(ids, entries)
+            choice.logprobs = self._lists[index].write_prompt(
+                ids, logprobs.best(entries, self._num_top)
+            )
         return choice
 
     def _output(self, index: int, chunk: Chunk) -> CompletionChoice:
         choice = CompletionChoice(index, chunk.text)
-        if self._with_logprobs:
+        if self._num_top is not None:
             entries = logprobs.visible(chunk, include_stop=self._include_stop)
             choice.logprobs = self._lists[index].write(entries)
         if self._with_ids:
@@ -245,7 +254,7 @@ class CompletionWriter:
         """Nothing if the chunk's tokens wait for the rest of a character or of a stop string."""
         if not self._with_output:
             return b""
-        if not chunk.text and not (chunk.ids and (self._with_logprobs or self._with_ids)):
+        if not chunk.text and not (chunk.ids and (self._num_top is not None or self._with_ids)):
             return b""
         return self._event(self._output(index, chunk))
 

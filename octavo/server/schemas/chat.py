@@ -8,7 +8,7 @@ from msgspec import Meta
 
 from octavo.core.errors import InvalidRequest
 from octavo.core.sampling import MAX_LOGPROBS, integer
-from octavo.server.schemas.common import SamplingFields
+from octavo.server.schemas.common import AnswerFields
 from octavo.server.schemas.fields import refuse_unless_neutral, shown
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -50,7 +50,7 @@ _MESSAGE_SCHEMA = {
 }
 
 
-class ChatRequest(SamplingFields, kw_only=True):
+class ChatRequest(AnswerFields, kw_only=True):
     """A conversation to continue."""
 
     messages: Annotated[list[dict[str, Any]], Meta(extra_json_schema=_MESSAGE_SCHEMA)]

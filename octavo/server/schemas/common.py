@@ -56,10 +56,6 @@ class SamplingFields(Struct, kw_only=True):
     model: Annotated[
         str | None, Meta(description="A served model's name; the first one if absent.")
     ] = None
-    stream: Annotated[
-        bool | None, Meta(description="Send server-sent events as tokens are generated.")
-    ] = None
-    stream_options: StreamOptions | None = None
     n: Annotated[int | None, Meta(description="How many answers to each prompt.")] = None
     max_tokens: Annotated[
         int | None, Meta(description="At most this many new tokens.", examples=[64])
@@ -97,20 +93,29 @@ class SamplingFields(Struct, kw_only=True):
     bad_words: list[str] | None = None
     allowed_token_ids: Ids | None = None
     skip_special_tokens: bool | None = None
-    prompt_logprobs: Annotated[
-        int | None, Meta(description="Log-probabilities of the prompt's tokens, and the k best.")
-    ] = None
     truncate_prompt_tokens: Annotated[
         int | None,
         Meta(description="Keep only the last k prompt tokens; -1 keeps as many as fit."),
     ] = None
-    return_token_ids: Annotated[bool | None, Meta(description="Return token ids beside text.")] = (
-        None
-    )
     priority: Annotated[int | None, Meta(description="Lower runs first.")] = None
     cache_salt: Annotated[
         str | None, Meta(description="Share cached prefixes only with requests of the same salt.")
     ] = None
+
+
+class AnswerFields(SamplingFields, kw_only=True):
+    """And how the answer is to come, on the routes of OpenAI's schemas."""
+
+    stream: Annotated[
+        bool | None, Meta(description="Send server-sent events as tokens are generated.")
+    ] = None
+    stream_options: StreamOptions | None = None
+    prompt_logprobs: Annotated[
+        int | None, Meta(description="Log-probabilities of the prompt's tokens, and the k best.")
+    ] = None
+    return_token_ids: Annotated[bool | None, Meta(description="Return token ids beside text.")] = (
+        None
+    )
     request_id: Annotated[str | None, Meta(description="Becomes part of the answer's id.")] = None
 
 
@@ -125,7 +130,7 @@ def sampling_params(
     """Parameters of a request. What it leaves out comes from ``defaults``, else from the class."""
     values: dict[str, Any] = {}
     for name in SAMPLING_NAMES:
-        value = getattr(body, name)
+        value = getattr(body, name, None)
         if value is None:
             value = defaults.get(name)
         if value is not None:
@@ -140,8 +145,9 @@ def sampling_params(
     )
 
 
-def check_common(body: SamplingFields) -> None:
-    """Rules between fields, and fields that are no sampling parameters."""
+def check_answer(body: AnswerFields) -> None:
+    """Rules between the fields that say how the answer is to come, and those of all routes."""
+    check_common(body)
     if body.stream_options is not None:
         if not body.stream:
             raise InvalidRequest(
@@ -156,6 +162,10 @@ def check_common(body: SamplingFields) -> None:
         raise InvalidRequest(
             "prompt_logprobs is not available with stream: true.", param="prompt_logprobs"
         )
+
+
+def check_common(body: SamplingFields) -> None:
+    """Fields that are no sampling parameters."""
     if body.priority is not None:
         integer("priority", body.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
     if body.truncate_prompt_tokens not in (None, -1):

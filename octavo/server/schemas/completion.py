@@ -8,14 +8,14 @@ from msgspec import Meta
 
 from octavo.core.errors import InvalidRequest
 from octavo.core.sampling import integer
-from octavo.server.schemas.common import SamplingFields
+from octavo.server.schemas.common import AnswerFields, SamplingFields
 
 DEFAULT_MAX_TOKENS = 16  # OpenAI's, for completions
 
 Prompt: TypeAlias = str | list[str | int | list[int]]
 
 
-class CompletionRequest(SamplingFields, kw_only=True):
+class CompletionRequest(AnswerFields, kw_only=True):
     """Text, or token ids, to continue."""
 
     prompt: Annotated[
