@@ -45,7 +45,8 @@ def make_requests(
     draw_seed: Callable[[], int],
     until_full: bool = False,
 ) -> list[Request]:
-    """``params.n`` requests over one prompt; the later ones have the first as their parent.
+    """``params.n`` requests over one prompt; the later ones have the first as their parent, and
+    leave the prompt's log-probabilities to it.
 
     ``bad_words`` are the ids of ``params.bad_words``. ``draw_seed`` is asked only if the
     caller gave no seed. ``until_full`` (the offline API) accepts what may not fit, and lets it end
@@ -80,7 +81,11 @@ def make_requests(
             first,
             id=first.id if index == 0 else f"{request_id}-{index}",
             parent=None if index == 0 else first.id,
-            sampling=replace(sampling, seed=choice_seed(seed, index)),
+            sampling=replace(
+                sampling,
+                seed=choice_seed(seed, index),
+                prompt_logprobs=None if index else sampling.prompt_logprobs,
+            ),
         )
         for index in range(params.n)
     ]

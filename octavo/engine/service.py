@@ -14,6 +14,7 @@ from contextlib import aclosing
 from typing import Any
 
 from octavo.core.errors import EngineFault, InvalidRequest
+from octavo.core.plan import TokenLogprobs
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
 from octavo.core.validation import Limits, check_sequences, make_requests
@@ -96,7 +97,8 @@ class Service:
         """Chunks of all choices as they come: (choice index, chunk).
 
         The last chunk of a choice has ``finish``. An engine fault raises, and leaving the iterator
-        early (or being cancelled) aborts what is still running.
+        early (or being cancelled) aborts what is still running. The choices of a prompt all get
+        its log-probabilities, with or before their first token.
         """
         choices: list[_Choice] = []
         tasks: list[asyncio.Task[None]] = []
@@ -112,12 +114,14 @@ class Service:
             merged: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue(len(choices))
             tasks += [asyncio.create_task(choice.pump(merged)) for choice in choices]
             open_choices = len(choices)
+            shared = _SharedPrompts(requests) if params.prompt_logprobs is not None else None
             while open_choices:
                 news = await merged.get()
                 if isinstance(news, Exception):
                     raise news
                 open_choices -= news[1].finish is not None
-                yield news
+                for item in (news,) if shared is None else shared.add(*news):
+                    yield item
         finally:
             for task in tasks:
                 task.cancel()
@@ -142,6 +146,36 @@ def _check_bans(num_words: int, num_choices: int) -> None:
             f"most {MAX_BANS}, not {num_words} × {num_choices}.",
             param="bad_words",
         )
+
+
+class _SharedPrompts:
+    """Prompt log-probabilities are computed for the first of n choices: the others wait until it
+    has them all, and get a copy."""
+
+    def __init__(self, requests: list[Request]) -> None:
+        places = {request.id: index for index, request in enumerate(requests)}
+        self._first = [places.get(r.parent or r.id, index) for index, r in enumerate(requests)]
+        self._entries: list[list[TokenLogprobs]] = [[] for _ in requests]
+        self._held: dict[int, list[tuple[int, Chunk]]] = {first: [] for first in self._first}
+        self._due = [first != index for index, first in enumerate(self._first)]
+
+    def add(self, index: int, chunk: Chunk) -> list[tuple[int, Chunk]]:
+        """What may go out now that this chunk has come."""
+        first = self._first[index]
+        if index == first:
+            self._entries[index] += chunk.prompt_logprobs
+            held = self._held.pop(first, []) if chunk.ids or chunk.finish else []
+            return [(index, chunk), *(self._with_entries(*item) for item in held)]
+        if first in self._held:
+            self._held[first].append((index, chunk))
+            return []
+        return [self._with_entries(index, chunk)]
+
+    def _with_entries(self, index: int, chunk: Chunk) -> tuple[int, Chunk]:
+        if self._due[index]:
+            self._due[index] = False
+            chunk.prompt_logprobs = list(self._entries[self._first[index]])
+        return index, chunk
 
 
 class _Choice:

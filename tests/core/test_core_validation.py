@@ -145,7 +145,8 @@ def test_stop_ids_are_a_union_and_ignore_eos_drops_the_models() -> None:
 
 
 def test_choices_have_ids_a_parent_and_their_own_seeds() -> None:
-    choices = make([5], n=4, seed=7)
+    choices = make([5], n=4, seed=7, prompt_logprobs=2)
+    assert [c.sampling.prompt_logprobs for c in choices] == [2, None, None, None]
     assert [c.id for c in choices] == ["r-0", "r-1", "r-2", "r-3"]
     assert [c.parent for c in choices] == [None, "r-0", "r-0", "r-0"]
     seeds = [c.sampling.seed for c in choices]

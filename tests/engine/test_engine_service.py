@@ -57,6 +57,26 @@ async def test_choices_come_with_their_index(service: Service) -> None:
     await idle(service)
 
 
+@pytest.mark.parametrize("length", [3, 40, 200])
+async def test_choices_share_the_log_probabilities_of_their_prompt(
+    service: Service, worker: FakeWorker, length: int
+) -> None:
+    prompts = [[5 + i, *range(9, 9 + length)] for i in range(2)]
+    params = SamplingParams(n=3, max_tokens=4, prompt_logprobs=1, ignore_eos=True)
+    requests = await service.prepare(f"p{length}", prompts, params)
+    entries: list[list[int]] = [[] for _ in requests]
+    started: set[int] = set()
+    async for index, chunk in service.stream(requests, params):
+        assert not (chunk.prompt_logprobs and index in started), "they come before the first token"
+        entries[index] += [entry.ids[0] for entry in chunk.prompt_logprobs]
+        if chunk.ids:
+            started.add(index)
+    assert entries == [prompt[1:] for prompt in prompts for _ in range(3)]
+    pages = length // 16 * 16
+    assert worker.tokens_computed <= 2 * (3 * (length + 1 + 4) - 2 * pages)
+    await idle(service)
+
+
 async def test_leaving_a_stream_ends_its_requests(service: Service) -> None:
     for n in (1, 3):
         params = SamplingParams(n=n, max_tokens=400, ignore_eos=True)
@@ -81,6 +101,7 @@ async def test_a_stop_string_ends_the_request_in_the_engine(
     service: Service, worker: FakeWorker
 ) -> None:
     worker.script = lambda tokens, prompt_len: 3 + ord("abc"[(len(tokens) - prompt_len) % 3])
+    worker.delay_at = dict.fromkeys(range(10, 400), 0.01)  # time for the abort to arrive
     params = SamplingParams(max_tokens=400, stop="ca")
     chunks = [
         c async for _, c in service.stream(await service.prepare("s", [PROMPT], params), params)
