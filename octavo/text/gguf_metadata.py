@@ -145,6 +145,3 @@ class Cursor:
             raise ValueError(
                 f"{count} {what} at byte {self.at} do not fit in the file's {self.size} bytes"
             )
-
-
-_Reader = Cursor

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 
+from octavo.config.folders import user_cache
 from octavo.config.kinds import count, real
 from octavo.config.load import OptionError
 from octavo.core.errors import OctavoError, StartupError
@@ -197,8 +197,7 @@ def _history() -> Iterator[None]:
     except ImportError:
         yield
         return
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    path = cache / "octavo" / "chat_history"
+    path = user_cache() / "chat_history"
     with suppress(OSError):
         readline.read_history_file(path)
     readline.set_history_length(HISTORY_LINES)

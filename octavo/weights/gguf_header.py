@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core.errors import StartupError
-from octavo.text.gguf_metadata import _Reader as Cursor
+from octavo.text.gguf_metadata import Cursor
 from octavo.weights.reader import Reader
 
 _U32, _U64 = 4, 10  # GGUF value types

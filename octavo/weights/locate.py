@@ -6,7 +6,6 @@ Anything downloaded is kept; the second start needs no network.
 from __future__ import annotations
 
 import hashlib
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from octavo.config.folders import user_cache
 from octavo.core.errors import StartupError
 from octavo.weights.folder import read_config
 
@@ -23,6 +23,7 @@ Say = Callable[[str], None]
 _HUB_ID = re.compile(r"[\w][\w.-]*/[\w][\w.-]*")
 _SMALL_FILES = ["*.json", "*.jinja", "tokenizer*", "*.model", "*.txt"]
 _IGNORED = ["*/*", "consolidated*"]  # subfolders, and Mistral's second copy of the weights
+_MORE_TEMPLATES = "additional_chat_templates/*.jinja"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,12 +111,6 @@ def locate_path(path: Path) -> Located:
     return Located(path, "folder", path.resolve().name)
 
 
-def user_cache() -> Path:
-    """``$XDG_CACHE_HOME/octavo`` or ``~/.cache/octavo``."""
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "octavo"
-
-
 def _embedded(model: Embedded, folder: Path, progress: Say) -> Located:
     """The embedded model, fetched on the first call or when its file is not whole."""
     target = folder / model.file_name
@@ -145,6 +140,7 @@ def _hub(snapshot: _Snapshot, weights: bool) -> Located:
     """The small files come first, so that a model that cannot be served is refused before its
     weights are downloaded."""
     folder = snapshot.fetch()
+    snapshot.fetch(_MORE_TEMPLATES, ignored=None)
     if (folder / "config.json").exists():
         read_config(folder)
     elif weights:
@@ -167,8 +163,8 @@ class _Snapshot:
     revision: str | None
     cache_dir: str | Path | None
 
-    def fetch(self, *patterns: str) -> Path:
-        """The folder, with the small files and those of ``patterns`` in it."""
+    def fetch(self, *patterns: str, ignored: list[str] | None = _IGNORED) -> Path:
+        """The folder, with the files of ``patterns`` in it (none: the small ones)."""
         try:
             from huggingface_hub import snapshot_download
         except ImportError:
@@ -181,8 +177,8 @@ class _Snapshot:
                 self.model,
                 revision=self.revision,
                 cache_dir=self.cache_dir,
-                allow_patterns=[*_SMALL_FILES, *patterns],
-                ignore_patterns=_IGNORED,
+                allow_patterns=list(patterns) or _SMALL_FILES,
+                ignore_patterns=ignored,
             )
         except Exception as error:  # HTTP, disk, and the hub's own: many types, one answer
             raise _hub_error(self.model, self.revision, error) from error

