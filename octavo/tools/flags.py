@@ -65,7 +65,7 @@ def add_options(parser: Parser, groups: Collection[str] | None = None) -> None:
 def options_of(args: argparse.Namespace) -> Options:
     """The options among parsed flags, completed by environment and file."""
     given = {
-        key.removeprefix(_PREFIX): value
+        key.removeprefix(_PREFIX): ",".join(value) if isinstance(value, list) else value
         for key, value in vars(args).items()
         if key.startswith(_PREFIX)
     }
@@ -87,7 +87,7 @@ def _add_option(section: Any, entry: Declaration) -> None:
         negative = [FLAG.spell(f"no_{name}") for name in (entry.name, *entry.aliases)]
         section.add_argument(*negative, action="store_const", const="false", help=no, **common)
         return
-    many = {"nargs": "+", "action": "extend"} if entry.is_list else {}
+    many = {"action": "append"} if entry.is_list else {}  # one value each: MODEL may come next
     section.add_argument(*names, metavar=entry.kind.metavar, help=_help(entry), **many, **common)
 
 

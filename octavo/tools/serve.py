@@ -11,7 +11,7 @@ FRONT_MODULE = "octavo.server.process"
 EPILOG = """\
 Each flag is also an environment variable (--max-num-seqs: OCTAVO_MAX_NUM_SEQS) and a key of the
 YAML file given to --config (max-num-seqs: 64). A flag wins over a variable, a variable over the
-file. Lists: repeat the value after the flag, or separate with commas in a variable."""
+file. Lists: repeat the flag, or separate the values with commas."""
 
 
 def main(argv: Sequence[str]) -> int:

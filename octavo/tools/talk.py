@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 Message = dict[str, str]
 CONNECT_TIMEOUT_S = 10.0
+_BROKEN = (OSError, http.client.HTTPException, ValueError)  # what reading an answer may raise
 
 
 class Talker(Protocol):
@@ -67,6 +68,10 @@ class ServerTalker:
             if connection.sock is not None:
                 connection.sock.settimeout(None)  # a model may think as long as it likes
             yield from self._texts(reply)
+        except _BROKEN as error:
+            raise ServerError(
+                f"The answer of {self._url} broke off ({error or type(error).__name__})."
+            ) from None
         finally:
             connection.close()
 
@@ -115,22 +120,28 @@ class ServerTalker:
         try:
             connection.request(method, self._parts.path.rstrip("/") + path, content, headers)
             return connection.getresponse()
-        except OSError as error:
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "strerror", None) or error or type(error).__name__
             raise StartupError(
-                f"No server answers at {self._url} ({error.strerror or error}). Start one with "
+                f"No server answers at {self._url} ({reason}). Start one with "
                 "octavo serve, give another --url, or chat with a model in this process: "
                 "octavo chat MODEL."
             ) from None
 
 
 def events(lines: Iterable[bytes]) -> Iterator[dict[str, Any]]:
-    """The JSON objects of server-sent events, up to [DONE]."""
+    """The JSON objects of server-sent events, up to [DONE]. Raises ValueError for other data, and
+    at an end without it."""
     for line in lines:
         if line.startswith(b"data:"):
             data = line[5:].strip()
             if data == b"[DONE]":
                 return
-            yield json.loads(data)
+            event = json.loads(data)
+            if not isinstance(event, dict):
+                raise ValueError("an event is no object")
+            yield event
+    raise ValueError("the stream ended early")
 
 
 class ModelTalker:

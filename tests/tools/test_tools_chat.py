@@ -5,14 +5,16 @@ from __future__ import annotations
 import io
 import json
 import os
+import socket
 import sys
+import threading
 from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from octavo.config.load import ARGUMENT, load_options
-from octavo.core.errors import InvalidRequest
+from octavo.core.errors import InvalidRequest, ServerError
 from octavo.tools import cli
 from octavo.tools.chat import Chat, converse
 from octavo.tools.talk import Message, ModelTalker, ServerTalker
@@ -164,6 +166,32 @@ def test_a_server_that_fails_says_why() -> None:
         assert talker.name == "scripted"
         with pytest.raises(Exception, match="scripted failure"):
             list(talker.answer([{"role": "user", "content": "x"}]))
+
+
+@pytest.mark.parametrize("end", [b"", b"data: {\n\n", b"data: 5\n\n", b"XY\r\n"])
+def test_a_server_that_goes_in_the_middle_of_an_answer(end: bytes) -> None:
+    """Cut off, cut inside an event, no event, no chunk."""
+    event = b'data: {"choices": [{"delta": {"content": "Hel"}}]}\n\n'
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+    chunks = [event, end] if end.startswith(b"data") else [event]
+    raw = head + b"".join(f"{len(c):x}\r\n".encode() + c + b"\r\n" for c in chunks)
+    raw += b"" if end.startswith(b"data") else end
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            with listener.accept()[0] as client:
+                client.recv(65536)
+                client.sendall(raw)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        talker = ServerTalker(f"http://127.0.0.1:{listener.getsockname()[1]}", {}, "m")
+        answer = talker.answer([{"role": "user", "content": "x"}])
+        assert next(answer) == "Hel"
+        with pytest.raises(ServerError, match="broke off") as caught:
+            list(answer)
+        assert "\n" not in str(caught.value)
+        thread.join()
 
 
 def test_without_a_server_it_says_what_to_do(

@@ -41,15 +41,22 @@ def refusal(*argv: str) -> str:
 def test_flags_become_options() -> None:
     options = parse(
         "org/name", "--max_num_seqs=4", "--max-model-len", "-1", "--no-enable-prefix-caching",
-        "--kv-cache-memory-bytes", "2GiB", "--api-key", "a", "b", "--api-key", "c,d",
+        "--kv-cache-memory-bytes", "2GiB", "--api-key", "a", "--api-key", "c,d",
     )  # fmt: skip
     assert options.model == "org/name"
     assert (options.max_num_seqs, options.max_model_len) == (4, "auto")
     assert options.enable_prefix_caching is False
     assert options.kv_cache_memory == 2 * 2**30
-    assert options.api_key == ("a", "b", "c,d")
+    assert options.api_key == ("a", "c", "d")
     assert options.sources["model"] == "flag --model"
     assert parse("--model", "x").model == parse("x", "--model", "x").model == "x"
+
+
+@pytest.mark.parametrize("flag", ["--api-key", "--served-model-name", "--allowed-origins"])
+def test_a_model_after_a_list_is_the_model(flag: str) -> None:
+    options = parse(flag, "x", "org/name")
+    assert options.model == "org/name"
+    assert getattr(options, flag.lstrip("-").replace("-", "_")) == ("x",)
 
 
 def test_without_flags_everything_is_the_default() -> None:
