@@ -17,8 +17,8 @@ _MASK64 = 2**64 - 1
 class Limits:
     """What the served model and the server allow.
 
-    ``kv_tokens`` is the capacity of the whole KV pool, None if unknown. ``max_sequences`` bounds
-    prompts times n of one call.
+    ``max_sequences`` bounds prompts times n of one call. The KV pool keeps a whole context: the
+    configuration refuses, or with "auto" lowers, a ``max_model_len`` for which it is too small.
     """
 
     vocab_size: int
@@ -30,7 +30,6 @@ class Limits:
     max_sequences: int = 1024
     clamp_max_tokens: bool = False
     prefix_caching: bool = True
-    kv_tokens: int | None = None
 
 
 def make_requests(
@@ -50,7 +49,7 @@ def make_requests(
 
     ``bad_words`` are the ids of ``params.bad_words``. ``draw_seed`` is asked only if the
     caller gave no seed. ``until_full`` (the offline API) accepts what may not fit, and lets it end
-    with "length" when the context or the KV pool is full. Raises :class:`InvalidRequest`.
+    with "length" when the context is full. Raises :class:`InvalidRequest`.
     """
     check_sequences(1, params.n, limits)
     ids = list(prompt)
@@ -145,26 +144,12 @@ def _max_tokens(num_prompt: int, asked: int | None, limits: Limits, until_full: 
     left = limits.max_model_len - num_prompt
     if until_full:
         return left if asked is None else min(asked, left)
-    if limits.kv_tokens is not None and limits.kv_tokens < limits.max_model_len:
-        if num_prompt >= limits.kv_tokens:
-            raise ContextLengthExceeded(
-                f"prompt has {num_prompt} tokens, but the whole KV cache holds "
-                f"{limits.kv_tokens}, of which at least one must be left for the answer.",
-                param="prompt",
-            )
-        left = limits.kv_tokens - num_prompt
     if asked is None or (limits.clamp_max_tokens and asked > left):
         return left
     if asked > left:
-        total = num_prompt + left
-        place = (
-            "the context is limited to"
-            if total == limits.max_model_len
-            else ("the whole KV cache holds")
-        )
         raise ContextLengthExceeded(
             f"max_tokens must be at most {left}, not {asked}: prompt has {num_prompt} tokens, "
-            f"and {place} {total} tokens.",
+            f"and the context is limited to {limits.max_model_len} tokens.",
             param="max_tokens",
         )
     return asked

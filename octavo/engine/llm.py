@@ -25,8 +25,9 @@ class LLM:
     """Loads a model and generates with it. Options are those of ``octavo serve``, with underscores:
     ``LLM("org/name", max_model_len=4096, dtype="float32")``; without a model, the embedded one.
 
-    Unlike the server, it takes a request that does not fit the KV cache: it ends with reason
-    "length" when the cache is full. With ``skip_tokenizer_init`` prompts and outputs are token ids.
+    Unlike the server, it takes a request that asks for more than the context has room for: it ends
+    with reason "length" when the context is full. With ``skip_tokenizer_init`` prompts and outputs
+    are token ids.
     """
 
     def __init__(

@@ -49,7 +49,6 @@ class Service:
             self.limits,
             max_model_len=self.info.max_model_len,
             page_size=self.info.page_size,
-            kv_tokens=self.info.kv_tokens,
             prefix_caching=self.info.prefix_caching,
         )
         self.text.max_model_len = self.info.max_model_len

@@ -90,7 +90,6 @@ def request_limits(
         max_sequences=config.max_choices,
         clamp_max_tokens=config.clamp_max_tokens,
         prefix_caching=config.enable_prefix_caching,
-        kv_tokens=info.kv_tokens if info else config.kv_cache_tokens,
     )
 
 

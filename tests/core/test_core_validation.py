@@ -70,17 +70,11 @@ def test_clamp_max_tokens() -> None:
     refused([5] * 512, "prompt", limits=clamping, max_tokens=1)
 
 
-def test_what_does_not_fit_the_pool() -> None:
-    small = Limits(512, 512, 16, kv_tokens=32)
-    assert make([5] * 30, limits=small, max_tokens=2)[0].max_tokens == 2
-    assert make([5] * 30, limits=small, max_tokens=None)[0].max_tokens == 2
-    error = refused([5] * 30, "max_tokens", "30", "64", "32", limits=small, max_tokens=64)
-    assert "KV cache" in error.message
-    refused([5] * 32, "prompt", "32", limits=small, max_tokens=1)
+def test_the_offline_api_takes_what_ends_when_the_context_is_full() -> None:
     offline = {"until_full": True}
-    assert make([5] * 30, limits=small, options=offline, max_tokens=64)[0].max_tokens == 64
-    assert make([5] * 40, limits=small, options=offline, max_tokens=None)[0].max_tokens == 472
     assert make([5] * 500, options=offline, max_tokens=64)[0].max_tokens == 12
+    assert make([5] * 500, options=offline, max_tokens=None)[0].max_tokens == 12
+    refused([5] * 512, "prompt", "512", options=offline, max_tokens=1)
 
 
 def test_min_tokens_must_fit() -> None:
