@@ -194,11 +194,11 @@ class Options:
     enable_prefix_caching: bool = option(
         True, switch(), "Scheduling", "Keep and reuse the KV pages of common prompt beginnings"
     )
-    max_num_queued_reqs: int | None = option(
-        None,
-        count(1),
+    max_num_queued_reqs: int | Auto = option(
+        "auto",
+        or_auto(count(1)),
         "Scheduling",
-        "Requests that may wait before new ones are refused; none: no limit",
+        "Requests that may wait before new ones get 429; auto: 4 × --max-num-seqs, at least 1024",
     )
 
     # Limits of a request

@@ -35,6 +35,8 @@ CPU_BATCHED_TOKENS = 2048
 GPU_BATCHED_TOKENS = 8192
 MAX_SEQS = 256
 MIN_CPU_SEQS = 64
+QUEUED_PER_SEQ = 4  # requests that may wait, for each that may run
+MIN_QUEUED_REQS = 1024
 TYPICAL_SEQUENCE_TOKENS = 512  # how many sequences a pool on a CPU is worth: one for each of these
 
 
@@ -54,6 +56,7 @@ class Config(Options):
     cpu_threads: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    max_num_queued_reqs: int
     num_pages: int
     weight_bytes: int
     max_concurrency: float  # sequences of max_model_len tokens that fit at once
@@ -244,6 +247,10 @@ class _Resolver:
             )
         if seqs == "auto":
             self._set("max_num_seqs", *self._auto_seqs(tokens, length))
+        if self._options.max_num_queued_reqs == "auto":
+            most = max(MIN_QUEUED_REQS, QUEUED_PER_SEQ * self._values["max_num_seqs"])
+            reason = f"{QUEUED_PER_SEQ} × max_num_seqs, at least {MIN_QUEUED_REQS}"
+            self._set("max_num_queued_reqs", most, reason)
 
     def _auto_seqs(self, tokens: int, length: int) -> tuple[int, str]:
         if self._on_cpu:

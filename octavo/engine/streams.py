@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator
 
 from octavo.core.errors import InvalidRequest, ServerError
@@ -10,21 +11,34 @@ from octavo.core.plan import Delta
 
 
 class DeltaStream(AsyncIterator[Delta]):
-    """Yields deltas up to the last one. Closing forgets the request; later deltas are dropped."""
+    """Yields deltas up to the last one. Closing forgets the request; later deltas are dropped.
+
+    What comes while nobody takes it becomes one delta, so that a slow client costs its tokens'
+    numbers and no more.
+    """
 
     def __init__(self, owner: Streams, request_id: str) -> None:
         self._owner = owner
         self._id = request_id
-        self._queue: asyncio.Queue[Delta | ServerError] = asyncio.Queue()
+        self._waiting: deque[Delta | ServerError] = deque()
+        self._news = asyncio.Event()
         self._ended = False
 
     def put(self, item: Delta | ServerError) -> None:
-        self._queue.put_nowait(item)
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, Delta) and isinstance(item, Delta) and item.finish != "error":
+            self._waiting[-1] = _merged(last, item)
+        else:
+            self._waiting.append(item)
+        self._news.set()
 
     async def __anext__(self) -> Delta:
         if self._ended:
             raise StopAsyncIteration
-        item = await self._queue.get()
+        while not self._waiting:
+            self._news.clear()
+            await self._news.wait()
+        item = self._waiting.popleft()
         if isinstance(item, ServerError):
             self.close()
             raise item
@@ -35,6 +49,29 @@ class DeltaStream(AsyncIterator[Delta]):
     def close(self) -> None:
         self._ended = True
         self._owner.forget(self._id)
+
+
+class _Merged(Delta):
+    """Its lists are its own, so that they may grow."""
+
+
+def _merged(first: Delta, then: Delta) -> _Merged:
+    """Two deltas in a row as one."""
+    if not isinstance(first, _Merged):
+        first = _Merged(
+            first.id,
+            list(first.ids),
+            cached_tokens=first.cached_tokens,
+            logprobs=list(first.logprobs),
+            prompt_logprobs=list(first.prompt_logprobs),
+        )
+    first.ids += then.ids
+    first.logprobs += then.logprobs
+    first.prompt_logprobs += then.prompt_logprobs
+    first.finish, first.stop_id = then.finish, then.stop_id
+    if first.cached_tokens is None:
+        first.cached_tokens = then.cached_tokens
+    return first
 
 
 class Streams:

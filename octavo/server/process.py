@@ -56,9 +56,7 @@ def server_settings(config: Config) -> ServerSettings:
         model_names=config.served_model_name,
         api_keys=config.api_key,
         max_body_bytes=config.max_body_bytes,
-        max_concurrent_requests=None
-        if config.max_num_queued_reqs is None
-        else config.max_num_seqs + config.max_num_queued_reqs,
+        max_concurrent_requests=config.max_num_seqs + config.max_num_queued_reqs,
         allowed_origins=config.allowed_origins,
         root_path=_root_path(config.root_path),
         enable_docs=not config.disable_fastapi_docs,

@@ -26,7 +26,8 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 class Chunk:
     """News of one choice for its client, text included.
 
-    ``ids`` are all new ids, also those whose text is held back, skipped or cut.
+    ``ids`` are all new ids, also those whose text is held back, skipped or cut; the last is the
+    one that completes a stop string, if one is found.
     ``stop_reason`` is the stop string, or the stop id unless that is an EOS of the tokenizer.
     """
 
@@ -148,11 +149,13 @@ class TextStream:
                 text = self._decode(id)
             found = None
         else:
-            text, found = self._advance(delta)
+            text, found, count = self._advance(delta)
+            if count < len(ids):  # what follows a stop string is not part of the answer
+                ids = ids[:count]
         chunk = Chunk(
             text,
             ids,
-            delta.logprobs,
+            delta.logprobs if len(ids) == len(delta.ids) else delta.logprobs[: len(ids)],
             delta.prompt_logprobs,
             delta.finish,
             None,
@@ -166,25 +169,25 @@ class TextStream:
             chunk.stop_reason = delta.stop_id
         return chunk
 
-    def _advance(self, delta: Delta) -> tuple[str, str | None]:
-        """(text to release, stop string found)."""
+    def _advance(self, delta: Delta) -> tuple[str, str | None, int]:
+        """(text to release, stop string found, number of ids until then)."""
         ids = delta.ids
         if delta.stop_id is not None and not self._include_stop:
             ids = ids[:-1]
         released = []
-        for id in ids:
+        for i, id in enumerate(ids, 1):
             text, found = self._release(self._decode(id))
             released.append(text)
             if found is not None:
-                return "".join(released), found
+                return "".join(released), found, i
         if delta.finish is None:
-            return "".join(released), None
+            return "".join(released), None, len(delta.ids)
         text, found = self._release(self._decoder.decode(b"", final=True))
         released.append(text)
         if found is None:
             released.append(self._held)
             self._held = ""
-        return "".join(released), found
+        return "".join(released), found, len(delta.ids)
 
     def _decode(self, id: int) -> str:
         """The characters that a token completes."""

@@ -227,6 +227,17 @@ def test_a_config_crosses_a_process_boundary_as_plain_data() -> None:
     assert copy.sources == made.sources
 
 
+@pytest.mark.parametrize(
+    ("given", "queued"),
+    [({}, 1024), ({"max_num_seqs": "500"}, 2000), ({"max_num_queued_reqs": "3"}, 3)],
+)
+def test_requests_that_wait_are_bounded(given: dict[str, str], queued: int) -> None:
+    made = config(**given)
+    assert made.max_num_queued_reqs == queued
+    if len(given) < 1:
+        assert "4 × max_num_seqs" in made.sources["max_num_queued_reqs"]
+
+
 def test_the_summary_names_each_source_and_no_secret() -> None:
     made = config(api_key=["hunter2"], port="9000")
     summary = render_summary(made)

@@ -112,11 +112,13 @@ async def test_a_stop_string_ends_the_request_in_the_engine(
     assert (await service.control("stats"))["finished"] == {"stop": 1}
 
 
-async def test_a_running_id_may_not_be_used_twice(service: Service) -> None:
+async def test_a_running_id_may_not_be_used_twice(service: Service, worker: FakeWorker) -> None:
+    worker.delay_at = {5: 0.3}
     params = SamplingParams(max_tokens=400, ignore_eos=True)
-    first = service.stream(await service.prepare("twice", [PROMPT], params), params)
+    requests = await service.prepare("twice", [PROMPT], params)
+    first = service.stream(requests, params)
     await anext(first)
-    second = service.stream(await service.prepare("twice", [PROMPT], params), params)
+    second = service.stream(requests, params)
     with pytest.raises(InvalidRequest, match="twice"):
         await anext(second)
     await first.aclose()

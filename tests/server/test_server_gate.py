@@ -6,9 +6,13 @@ import asyncio
 
 import pytest
 
+from octavo.config.load import load_options
 from octavo.core.errors import EngineUnavailable
+from octavo.engine.startup import prepare
 from octavo.server.gate import Gate
+from octavo.server.process import server_settings
 from tests.fakes.engine import Script
+from tests.fakes.tiny import make_tiny
 from tests.server.conftest import chat, prompt
 
 pytestmark = pytest.mark.anyio
@@ -100,3 +104,10 @@ async def test_run_is_cancelled_with_its_work():
     with pytest.raises(asyncio.CancelledError):
         await task
     assert cleaned == [True]
+
+
+@pytest.mark.parametrize(("given", "most"), [({}, 1024 + 4), ({"max_num_queued_reqs": "3"}, 7)])
+def test_the_limit_is_what_may_run_and_what_may_wait(tmp_path, given, most):
+    tiny = make_tiny(tmp_path)
+    config = prepare(load_options({"model": str(tiny), "max_num_seqs": "4", **given}, {}))
+    assert server_settings(config).max_concurrent_requests == most

@@ -165,7 +165,22 @@ def test_stop_string_over_token_boundaries(byte_tokenizer: Tokenizer) -> None:
     chunks = feed(stream, script("Hel", "lo\nUs", "er", ": bye"))
     assert [chunk.text for chunk in chunks] == ["Hel", "lo", "", ""]
     assert (chunks[-1].finish, chunks[-1].stop_reason) == ("stop", "\nUser:")
-    assert chunks[-1].ids == byte_ids(": bye")
+    assert chunks[-1].ids == byte_ids(":")  # what follows is no part of the answer
+
+
+def test_ids_end_where_a_stop_string_does_however_they_came(byte_tokenizer: Tokenizer) -> None:
+    ids = byte_ids("abcd")
+    logprobs = [TokenLogprobs([i], [-0.5], 1) for i in ids]
+    for size in (1, 2, 4):
+        stream = TextStream(byte_tokenizer, stops=["bc"])
+        found: list[Chunk] = []
+        for k in range(0, 4, size):
+            if not found or found[-1].finish is None:
+                found.append(
+                    stream.push(Delta("r", ids[k : k + size], logprobs=logprobs[k : k + size]))
+                )
+        assert [i for chunk in found for i in chunk.ids] == ids[:3]
+        assert [e for chunk in found for e in chunk.logprobs] == logprobs[:3]
 
 
 def test_held_text_is_flushed_at_the_end(byte_tokenizer: Tokenizer) -> None:
