@@ -72,6 +72,10 @@ class StepMeter:
     def control(self, name: str, args: Mapping[str, Any]) -> Any:
         return self._inner.control(name, args)
 
+    def reset(self) -> None:
+        self._under_way.clear()
+        self._inner.reset()
+
     def close(self) -> None:
         self._inner.close()
 
