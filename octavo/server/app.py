@@ -11,6 +11,7 @@ from octavo.engine.service import Service
 from octavo.server import errors, openapi
 from octavo.server.auth import KeyGuard
 from octavo.server.context import Context
+from octavo.server.docs import docs_route
 from octavo.server.gate import Admission, Gate
 from octavo.server.limits import BodyLimit, RequestId, RootPath
 from octavo.server.metrics import Metrics
@@ -44,14 +45,15 @@ def build_app(service: Service, settings: ServerSettings, gate: Gate | None = No
         title="Octavo",
         version=settings.version,
         description=openapi.DESCRIPTION,
-        docs_url="/docs" if settings.enable_docs else None,
+        docs_url=None,  # FastAPI's page needs scripts from elsewhere
         openapi_url="/openapi.json" if settings.enable_docs else None,
         redoc_url=None,
-        swagger_ui_oauth2_redirect_url=None,
         redirect_slashes=False,  # a redirect would answer before the key is checked
     )
     for add_routes in ROUTES:
         add_routes(app, context)
+    if settings.enable_docs:
+        docs_route(app, settings.root_path)
     openapi.install(app, with_keys=bool(settings.api_keys), root_path=settings.root_path)
     _add_error_handlers(app)
     _wrap(app, context)

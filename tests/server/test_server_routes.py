@@ -76,7 +76,7 @@ async def test_wrong_routes_and_methods_have_the_error_shape(serve):
         assert reply.status == 404
         assert reply.error["code"] in (404, "model_not_found")
     for route in served.app.routes:
-        assert isinstance(route, APIRoute) or route.path in ("/docs", "/openapi.json")
+        assert isinstance(route, APIRoute) or route.path == "/openapi.json"
         reply = await served.client.request("DELETE", route.path)
         assert reply.status == 405, route.path
         assert "DELETE" in reply.error["message"]
@@ -177,6 +177,20 @@ async def test_docs_can_be_switched_off(serve):
 async def test_version(serve):
     served = await serve(version="1.2.3")
     assert (await served.client.get("/version")).json() == {"version": "1.2.3"}
+
+
+@pytest.mark.parametrize("ready", [True, False])
+async def test_probes_answer_head(serve, ready):
+    served = await serve(ready=ready, api_keys=("k",))
+    for path in ("/live", "/health", "/ready", "/ping", "/version"):
+        asked = await served.client.request("HEAD", path)
+        assert asked.status == (await served.client.get(path)).status, path
+
+
+async def test_models_tell_how_they_run(serve):
+    served = await serve()
+    card = (await served.client.get("/v1/models")).json()["data"][0]
+    assert (card["device"], card["dtype"]) == ("fake", "float32")
 
 
 async def test_requests_are_logged_when_asked_for(serve, caplog):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeAlias
 
 from fastapi import FastAPI
+from msgspec import Struct
 from starlette.responses import Response
 
 from octavo.core.errors import OctavoError
@@ -16,6 +18,7 @@ from octavo.server.routes.body import answer
 from octavo.server.schemas.answers import ControlAnswer, Status, Version
 
 STATS_TIMEOUT_S = 2.0
+Probe: TypeAlias = Callable[[], Awaitable[Response]]
 
 
 def probe_routes(app: FastAPI, context: Context) -> None:
@@ -29,32 +32,34 @@ def probe_routes(app: FastAPI, context: Context) -> None:
             body.detail = health.detail
         return answer(body, 200 if ok else 503)
 
-    @app.get("/live", summary="Is the process up?", openapi_extra=describe("Probes", None, Status))
+    def probe(path: str, summary: str, model: type[Struct] = Status) -> Callable[[Probe], Probe]:
+        """Load balancers ask by HEAD, too."""
+
+        def add(endpoint: Probe) -> Probe:
+            app.get(path, summary=summary, openapi_extra=describe("Probes", None, model))(endpoint)
+            app.head(path, include_in_schema=False)(endpoint)
+            return endpoint
+
+        return add
+
+    @probe("/live", "Is the process up?")
     async def live() -> Response:
         """200 as long as this process answers, whatever the engine does."""
         return status(True)
 
-    @app.get(
-        "/health", summary="Does an engine serve?", openapi_extra=describe("Probes", None, Status)
-    )
-    @app.get("/ping", summary="The same as /health", openapi_extra=describe("Probes", None, Status))
+    @probe("/health", "Does an engine serve?")
+    @probe("/ping", "The same as /health")
     async def health() -> Response:
         """503 while no engine serves."""
         return status(context.service.health().serving)
 
-    @app.get(
-        "/ready",
-        summary="Should traffic be sent here?",
-        openapi_extra=describe("Probes", None, Status),
-    )
+    @probe("/ready", "Should traffic be sent here?")
     async def ready() -> Response:
         """503 until warm, and while draining."""
         now = context.service.health()
         return status(now.serving and now.state == "ready" and not context.gate.draining)
 
-    @app.get(
-        "/version", summary="Octavo's version", openapi_extra=describe("Probes", None, Version)
-    )
+    @probe("/version", "Octavo's version", Version)
     async def version() -> Response:
         return answer(Version(context.settings.version))
 

@@ -21,8 +21,15 @@ def model_routes(app: FastAPI, context: Context) -> None:
 
     def card(name: str) -> ModelCard:
         context.gate.check(context.service.health())  # the length is known once an engine is
-        names = context.settings.model_names
-        return ModelCard(name, created, context.service.limits.max_model_len, root=names[0])
+        service = context.service
+        return ModelCard(
+            name,
+            created,
+            service.limits.max_model_len,
+            root=context.settings.model_names[0],
+            device=service.info.device,
+            dtype=service.info.dtype,
+        )
 
     @app.get(
         "/v1/models",

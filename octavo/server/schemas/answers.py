@@ -149,10 +149,14 @@ class GenerateAnswer(Struct):
 
 
 class ModelCard(Struct):
+    """``device`` and ``dtype`` say how it runs: cpu or cuda, float32 or bfloat16 or float16."""
+
     id: str
     created: int
     max_model_len: int
     root: str
+    device: str
+    dtype: str
     object: str = "model"
     owned_by: str = "octavo"
     parent: None = None
