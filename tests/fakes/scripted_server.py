@@ -57,7 +57,7 @@ class Server:
     def _get(self, path: str, writer: asyncio.StreamWriter) -> None:
         script = self._script
         answers: dict[str, Any] = {
-            "/v1/models": {"data": [{"id": "scripted"}]},
+            "/v1/models": {"data": [{"id": "scripted", "device": "cpu", "dtype": "float32"}]},
             "/version": {"version": "1.0-scripted"},
             "/times": script.sent,
         }

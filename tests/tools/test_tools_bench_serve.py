@@ -16,8 +16,8 @@ from octavo.core.errors import StartupError
 from octavo.tools import cli
 from octavo.tools.bench.client import Load
 from octavo.tools.bench.fleet import deal
-from octavo.tools.bench.report import KEYS
-from octavo.tools.bench.serve import Bench, Target, with_model
+from octavo.tools.bench.report import KEYS, device_name
+from octavo.tools.bench.serve import Bench, Target, server_device, with_model
 from octavo.tools.bench.workload import Workload
 from tests.fakes.scripted_server import scripted_server, sent_times
 
@@ -112,6 +112,18 @@ def test_a_server_that_fails_at_once_is_not_measured() -> None:
         with_model(Target(base_url=url))
 
 
+def test_the_device_of_a_server_that_tells_none_or_is_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for card, host, device in (
+        ("{}", "127.0.0.1", None),
+        ('{"data": [{"device": "cuda"}]}', "gpu.example", "cuda"),
+        ('{"data": [{"device": "cpu"}]}', "127.0.0.1", device_name("cpu")),
+    ):
+        monkeypatch.setattr(Target, "get", lambda self, path, card=card: card)
+        assert server_device(Target(base_url=f"http://{host}:8000")) == device
+
+
 def test_nobody_there_is_one_sentence() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -150,6 +162,8 @@ def test_the_command_prints_vllms_labels_and_writes_its_keys(
     assert tuple(report) == KEYS
     assert report["name"] == "serve"
     assert report["versions"]["server"] == "1.0-scripted"
+    assert report["versions"]["server_dtype"] == "float32"
+    assert report["device"] == device_name("cpu")
     assert report["workload"]["model"] == "scripted"
     assert report["workload"]["prompts_as"] == "ids"
     assert [rep["completed"] for rep in report["reps"]] == [4, 4]

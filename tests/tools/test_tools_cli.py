@@ -15,6 +15,7 @@ from octavo.core.errors import EngineUnavailable, StartupError
 from octavo.tools import cli
 from octavo.tools.flags import Parser, add_options, options_of
 from octavo.version import __version__
+from tests.fakes.tiny import make_tiny
 
 
 @pytest.fixture(autouse=True)
@@ -192,3 +193,21 @@ def test_python_dash_m_octavo_is_the_command() -> None:
         capture_output=True, text=True, cwd=root, check=True,
     )  # fmt: skip
     assert done.stdout == f"octavo {__version__}\n"
+
+
+@pytest.mark.parametrize(("level", "shown"), [("debug", True), ("info", False)])
+def test_a_start_at_debug_level_shows_where_each_value_comes_from(
+    level: str,
+    shown: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from octavo.engine import supervisor
+
+    monkeypatch.setattr(supervisor, "run_supervisor", lambda *args: 0)
+    argv = ["serve", str(make_tiny(tmp_path)), "--log-level", level, "--api-key", "hunter2"]
+    assert cli.main(argv) == 0
+    err = capsys.readouterr().err
+    assert ("flag --log-level" in err) == shown
+    assert "hunter2" not in err

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
+from urllib.parse import urlsplit
 
 from octavo.core.errors import StartupError
 from octavo.tools.bench.arguments import (
@@ -24,7 +25,7 @@ from octavo.tools.bench.arguments import (
 from octavo.tools.bench.client import Load, Outcome, run_load
 from octavo.tools.bench.fleet import run_fleet
 from octavo.tools.bench.http import encode_post, split_url
-from octavo.tools.bench.report import build_report, serving_lines, write_report
+from octavo.tools.bench.report import build_report, device_name, serving_lines, write_report
 from octavo.tools.bench.summary import summarise
 from octavo.tools.bench.workload import Task, Workload
 from octavo.tools.flags import Parser
@@ -33,6 +34,7 @@ DEFAULT_URL = "http://127.0.0.1:8000"
 GET_TIMEOUT_S = 10.0
 FIRST_TIMEOUT_S = 300.0  # some servers compile when the first request comes
 HIGH_CPU_SHARE = 0.7
+LOCAL_HOSTS = ("127.0.0.1", "::1", "localhost")
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # as the requests go
 PREEMPTIONS = re.compile(r"^(octavo|vllm):num_preemptions_total(?:\{.*\})? (\S+)$", re.MULTILINE)
 
@@ -193,10 +195,30 @@ def first_model(target: Target) -> str:
 
 
 def server_versions(target: Target) -> dict[str, str]:
+    version = _told(target, "/version", "version")
+    dtype = _told(target, "/v1/models", "data", 0, "dtype")
+    found = {"server": version, "server_dtype": dtype}
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def server_device(target: Target) -> str | None:
+    """The name of the server's device where it is this machine's, else what the server calls it
+    (cpu or cuda); None if it does not tell."""
+    device = _told(target, "/v1/models", "data", 0, "device")
+    if device is not None and urlsplit(target.base_url).hostname in LOCAL_HOSTS:
+        return device_name(device)
+    return device
+
+
+def _told(target: Target, path: str, *keys: str | int) -> str | None:
+    """A text in the JSON at ``path``, None if there is none."""
     try:
-        return {"server": str(json.loads(target.get("/version") or "")["version"])}
+        value = json.loads(target.get(path) or "")
+        for key in keys:
+            value = value[key]
     except (ValueError, LookupError, TypeError):
-        return {}
+        return None
+    return str(value)
 
 
 def bench_of(base_url: str, args: argparse.Namespace) -> Bench:
@@ -228,7 +250,7 @@ def report_of(bench: Bench, reps: Sequence[Mapping[str, Any]], name: str) -> dic
         "ignore_eos": target.ignore_eos,
         "temperature": target.temperature,
     }
-    return build_report(name, reps, workload, None, server_versions(target))
+    return build_report(name, reps, workload, server_device(target), server_versions(target))
 
 
 def warnings_of(reps: Sequence[Mapping[str, Any]]) -> list[str]:
