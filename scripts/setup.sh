@@ -89,8 +89,12 @@ install_torch() {
   fi
 }
 
-# Octavo itself in place, with the dependencies of one extra.
-install_octavo() { pip_install "setuptools>=77" && pip_install --no-build-isolation -e ".$1"; }
+# Octavo itself in place, with the dependencies of one extra. "compat" puts the folder on Python's
+# path: an import hook would lose to a folder named octavo, the clone itself, where a script runs.
+install_octavo() {
+  pip_install "setuptools>=77" &&
+    pip_install --no-build-isolation --config-settings editable_mode=compat -e ".$1"
+}
 
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 [ -x .venv/bin/python ] && .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv

@@ -133,4 +133,8 @@ NEUTRAL: dict[str, tuple[str, ...]] = {
     "tp_size": ("1",),
     "api_server_count": ("1",),
     "scheduling_policy": ("fcfs",),
+    "enforce_eager": ("true", "false"),
+    "enable_chunked_prefill": ("true",),
+    "trust_remote_code": ("false",),
+    "disable_custom_all_reduce": ("true", "false"),
 }

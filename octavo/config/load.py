@@ -62,7 +62,7 @@ def load_options(
     variables = {
         key.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for key, value in environ.items()
-        if key.startswith(ENVIRONMENT_PREFIX)
+        if key.startswith(ENVIRONMENT_PREFIX) and value and not _is_kubernetes(key, value)
     }
     layers = [_layer(origin, given), _layer(ENVIRONMENT, variables)]
     file = _parsed(DECLARATIONS["config"], layers)
@@ -75,6 +75,13 @@ def load_options(
         if found is not None:
             values[name], sources[name] = found
     return Options(**values, sources=sources)
+
+
+def _is_kubernetes(key: str, value: str) -> bool:
+    """Whether the variable is one that Kubernetes gives pods beside a service named octavo:
+    OCTAVO_SERVICE_HOST, OCTAVO_PORT=tcp://…, OCTAVO_PORT_8000_TCP and the like."""
+    rest = key.removeprefix(ENVIRONMENT_PREFIX)
+    return rest.startswith(("SERVICE_", "PORT_")) or ("://" in value and rest == "PORT")
 
 
 def known_name(name: str, value: str | None, origin: Origin) -> str | None:

@@ -13,6 +13,7 @@ from octavo.core.errors import InvalidRequest
 MAX_LOGPROBS = 20  # OpenAI's limit; applies to logprobs and prompt_logprobs
 MAX_STOPS = 64
 MAX_IDS = 1024  # of logit_bias, of stop_token_ids
+MAX_ALLOWED_IDS = 2**18  # no vocabulary is larger
 MIN_REPETITION_PENALTY = 1e-3  # what divides a logit must leave it finite
 MAX_SEED = 2**64 - 1
 
@@ -64,9 +65,8 @@ class SamplingParams:
         optional_integer("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         optional_integer("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         object.__setattr__(self, "stops", _stop_strings(self.stop))
-        for name in ("stop_token_ids", "allowed_token_ids"):
-            _ids(name, getattr(self, name))
-        _at_most("stop_token_ids", self.stop_token_ids, MAX_IDS, "ids")
+        _ids("stop_token_ids", self.stop_token_ids, MAX_IDS)
+        _ids("allowed_token_ids", self.allowed_token_ids, MAX_ALLOWED_IDS)
         if self.allowed_token_ids is not None and not self.allowed_token_ids:
             raise InvalidRequest("allowed_token_ids must not be empty.", param="allowed_token_ids")
         _strings("bad_words", self.bad_words)
@@ -106,7 +106,13 @@ def _shown(value: float) -> str:
 
 
 def _span(low: float, high: float | None) -> str:
-    return f"at least {low:g}" if high is None else f"between {low:g} and {high:g}"
+    if high is None:
+        return f"at least {_plain(low)}"
+    return f"between {_plain(low)} and {_plain(high)}"
+
+
+def _plain(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
 
 
 def _stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
@@ -146,8 +152,9 @@ def _boolean(name: str, value: object) -> None:
         raise InvalidRequest(f"{name} must be true or false, not {value!r}.", param=name)
 
 
-def _ids(name: str, values: Sequence[int] | None) -> None:
+def _ids(name: str, values: Sequence[int] | None, limit: int) -> None:
     if isinstance(values, str) or (values is not None and not isinstance(values, Sequence)):
         raise InvalidRequest(f"{name} must be a list of token ids.", param=name)
+    _at_most(name, values, limit, "ids")  # before anything takes time for each of them
     for value in values or ():
         integer(name, value, 0, None)

@@ -13,7 +13,12 @@ from octavo.engine.local import LocalClient
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.prompts import Prompt, split
 from octavo.engine.service import Service
-from octavo.engine.startup import build_text, load_config, request_limits
+from octavo.engine.startup import (
+    build_text,
+    load_config,
+    request_limits,
+    sampling_defaults,
+)
 from octavo.engine.status import StatusLog
 
 
@@ -31,6 +36,7 @@ class AsyncLLM:
         client = LocalClient(functools.partial(build_engine, self.config), status)
         self.service = Service(client, text, request_limits(self.config, text))
         self._client = client
+        self._defaults = sampling_defaults(self.config)
         self._started = False
 
     async def start(self) -> None:
@@ -48,19 +54,20 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         """The output so far, each time it has grown; the last one has ``finished``."""
         await self.start()
-        params = sampling_params or SamplingParams()
+        params = sampling_params or SamplingParams(**self._defaults)
         text, ids = split(prompt)
         if ids is None:
             ids = await self.service.text.encode(text or "")
-        request_id = request_id or uuid.uuid4().hex
-        requests = await self.service.prepare(request_id, [ids], params, priority=priority)
+        work_id = uuid.uuid4().hex  # the caller may use an id again; the engine never sees it twice
+        request_id = request_id or work_id
+        requests = await self.service.prepare(work_id, [ids], params, priority=priority)
         output = RequestOutput(
             request_id, text, ids, [CompletionOutput(i) for i in range(len(requests))]
         )
         token_text = self.service.text.tokenizer.token_text
         async for index, chunk in self.service.stream(requests, params):
             output.add(index, chunk, token_text)
-            yield output
+            yield output.snapshot()
 
     async def chat(
         self,
@@ -70,7 +77,7 @@ class AsyncLLM:
     ) -> AsyncIterator[RequestOutput]:
         await self.start()
         prompt = await self.service.text.render(messages)
-        params = sampling_params or SamplingParams(max_tokens=None)
+        params = sampling_params or SamplingParams(**{"max_tokens": None, **self._defaults})
         async for output in self.generate(prompt, params, request_id):
             yield output
 

@@ -15,7 +15,12 @@ from octavo.engine.build import build_engine
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.prompts import Prompt, Prompts, as_list, params_for, split
 from octavo.engine.service import draw_seed
-from octavo.engine.startup import build_text, load_config, request_limits
+from octavo.engine.startup import (
+    build_text,
+    load_config,
+    request_limits,
+    sampling_defaults,
+)
 from octavo.text.stream import Chunk, TextStream
 
 Messages = Sequence[Mapping[str, Any]]
@@ -37,10 +42,15 @@ class LLM:
         self._loop, self.info = build_engine(self.config)
         self.text = None if skip_tokenizer_init else build_text(self.config)
         self.limits = request_limits(self.config, self.text, self.info)
+        self._defaults = sampling_defaults(self.config)
         self._ids = itertools.count()
 
     def get_tokenizer(self) -> Any:
         return None if self.text is None else self.text.tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """What :meth:`generate` uses without parameters: the model's generation config."""
+        return SamplingParams(**self._defaults)
 
     def generate(
         self,
@@ -55,7 +65,9 @@ class LLM:
         """
         items = as_list(prompts)
         batch = _Batch(self)
-        for prompt, params in zip(items, params_for(sampling_params, len(items)), strict=True):
+        default = self.get_default_sampling_params()
+        chosen = params_for(sampling_params, default, len(items))
+        for prompt, params in zip(items, chosen, strict=True):
             batch.add(prompt, params)
         return batch.run(use_tqdm)
 
@@ -89,7 +101,7 @@ class LLM:
             )
             for conversation in conversations
         ]
-        params = sampling_params or SamplingParams(max_tokens=None)
+        params = sampling_params or SamplingParams(**{"max_tokens": None, **self._defaults})
         return self.generate(prompts, params, use_tqdm=use_tqdm)
 
     def audit(self) -> None:

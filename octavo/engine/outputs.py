@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from octavo.core.plan import TokenLogprobs
 from octavo.text.stream import Chunk
@@ -60,6 +60,18 @@ class RequestOutput:
             choice.finish_reason = chunk.finish
             choice.stop_reason = chunk.stop_reason
             self.finished = all(output.finish_reason for output in self.outputs)
+
+    def snapshot(self) -> RequestOutput:
+        """This moment's state; what comes later does not change it."""
+        choices = [
+            replace(
+                choice,
+                token_ids=list(choice.token_ids),
+                logprobs=None if choice.logprobs is None else list(choice.logprobs),
+            )
+            for choice in self.outputs
+        ]
+        return replace(self, outputs=choices)
 
 
 def logprob_dict(

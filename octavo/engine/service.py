@@ -194,6 +194,10 @@ class _Choice:
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk]]:
         async for delta in self._deltas:
             self._ended = delta.finish is not None
+            if (
+                delta.error_code == "no_token_allowed"
+            ):  # the request's own masks, met in the sampler
+                raise InvalidRequest(delta.error or "No token may be generated.")
             if delta.finish == "error":
                 raise EngineFault(
                     delta.error or "The engine failed on this request.", code=delta.error_code

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from octavo.config.facts import read_host_facts
-from octavo.config.load import ARGUMENT, load_options
-from octavo.config.options import Options
+from octavo.config.load import ARGUMENT, OptionError, load_options
+from octavo.config.options import DECLARATIONS, Options
 from octavo.config.resolve import Config, resolve
 from octavo.core.errors import InvalidRequest, StartupError
 from octavo.core.sampling import SamplingParams
@@ -29,6 +29,9 @@ from octavo.weights.locate import locate
 
 def load_config(model: str | None, options: Mapping[str, Any]) -> Config:
     """Configuration of the Python API: keyword arguments, then environment, then defaults."""
+    for name in options:
+        if name in DECLARATIONS and DECLARATIONS[name].group == "Server":
+            raise OptionError(f"{name} is an option of the server; there is none here.")
     return prepare(load_options({"model": model, **options}, os.environ, ARGUMENT))
 
 
@@ -37,6 +40,8 @@ def prepare(options: Options) -> Config:
 
     In the result ``model`` is a path on this machine. Raises :class:`StartupError`.
     """
+    if options.revision and options.model and Path(options.model).exists():
+        raise OptionError("--revision is for a model on the hub; this one is on this machine.")
     located = locate(
         options.model,
         revision=options.revision,
@@ -79,7 +84,11 @@ def request_limits(
 ) -> Limits:
     """What a request may ask for; stop ids are the union of checkpoint and tokenizer."""
     spec = read_checkpoint(config).spec
-    eos = set(spec.eos_ids) | set(text.tokenizer.eos_ids if text is not None else ())
+    eos = (
+        set(spec.eos_ids)
+        | _stop_ids(config)
+        | set(text.tokenizer.eos_ids if text is not None else ())
+    )
     return Limits(
         vocab_size=spec.vocab_size,
         max_model_len=info.max_model_len if info else config.max_model_len,
@@ -93,26 +102,49 @@ def request_limits(
     )
 
 
-SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "max_tokens")
+SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+OVERRIDABLE = (*SAMPLING_DEFAULTS, "max_new_tokens", "eos_token_id")
 
 
-def sampling_defaults(config: Config) -> dict[str, Any]:
-    """Values for the parameters that a request leaves out, from the generation config.
+def generation_defaults(config: Config) -> dict[str, Any]:
+    """The generation config in force: the model's, a folder's, or none, with what overrides it.
 
-    ``max_new_tokens`` there is ``max_tokens`` here. "vllm" means neutral values.
+    Raises :class:`StartupError` for a folder without one and for a name that has no meaning here.
     """
     if config.generation_config == "vllm":
         found: Mapping[str, Any] = {}
     elif config.generation_config == "auto":
         found = read_checkpoint(config).generation_config
     else:
-        found = read_generation_config(Path(config.generation_config)) or {}
-    found = {**found, **(config.override_generation_config or {})}
-    if "max_new_tokens" in found:
-        found["max_tokens"] = found["max_new_tokens"]
-    defaults = {name: found[name] for name in SAMPLING_DEFAULTS if found.get(name) is not None}
+        folder = Path(config.generation_config)
+        if not (folder / "generation_config.json").is_file():
+            raise StartupError(f"--generation-config: {folder} has no generation_config.json.")
+        found = read_generation_config(folder)
+    overrides = config.override_generation_config or {}
+    unknown = [name for name in overrides if name not in OVERRIDABLE]
+    if unknown:
+        raise StartupError(
+            f"--override-generation-config: {unknown[0]} is not one of {', '.join(OVERRIDABLE)}."
+        )
+    return {**found, **overrides}
+
+
+def sampling_defaults(config: Config) -> dict[str, Any]:
+    """Values for the parameters that a request leaves out; ``max_new_tokens`` is ``max_tokens``."""
+    found = generation_defaults(config)
+    names = {name: name for name in SAMPLING_DEFAULTS} | {"max_new_tokens": "max_tokens"}
+    defaults = {ours: found[name] for name, ours in names.items() if found.get(name) is not None}
     try:
         SamplingParams(**defaults)
     except InvalidRequest as error:
         raise StartupError(f"The generation config is not usable: {error.message}") from None
     return defaults
+
+
+def _stop_ids(config: Config) -> set[int]:
+    """EOS ids of the generation config; the checkpoint's own count whatever overrides it."""
+    given = generation_defaults(config).get("eos_token_id")
+    ids = given if isinstance(given, list) else [] if given is None else [given]
+    if not all(isinstance(token, int) for token in ids):
+        raise StartupError(f"The generation config's eos_token_id must be ids, not {given!r}.")
+    return set(ids)

@@ -24,12 +24,14 @@ import msgspec
 
 from octavo.config.resolve import Config
 from octavo.core.errors import StartupError
+from octavo.engine.children import set_up_logging
 from octavo.engine.launch import EngineOrders, FrontOrders
 
 log = logging.getLogger("octavo.supervisor")
 
 LISTEN_BACKLOG = 2048
 STOP_SECONDS = 5.0
+RUN_PREFIX = "octavo-run-"  # and the supervisor's process id: folders of the dead can be told
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -42,10 +44,18 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         sock.close()
         raise StartupError(
-            f"Cannot listen on {host}:{port}: {error.strerror}; choose another with --port."
+            f"Cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host."
         ) from None
     sock.listen(LISTEN_BACKLOG)
     return sock
+
+
+def remove_stale_folders() -> None:
+    """Clean up after supervisors that were killed before they could."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{RUN_PREFIX}*"):
+        pid = folder.name.removeprefix(RUN_PREFIX).split("-")[0]
+        if pid.isdigit() and not Path(f"/proc/{pid}").exists() and Path("/proc/self").exists():
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 class Child:
@@ -118,7 +128,7 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self._on_signal)
-        run_dir = tempfile.mkdtemp(prefix="octavo-")
+        run_dir = tempfile.mkdtemp(prefix=f"{RUN_PREFIX}{os.getpid()}-")
         try:
             return await self._serve(Path(run_dir))
         finally:
@@ -178,10 +188,13 @@ class Supervisor:
             await child.process.wait()
 
     def _on_signal(self) -> None:
+        """First: drain. Second: the front ends its streams with an error. Third: kill."""
         self._signals += 1
         self._draining.set()
-        if self._signals > 1:
-            for child in self._children:
+        for child in self._children:
+            if self._signals == 2 and child.name == "front":
+                child.signal(signal.SIGTERM)
+            elif self._signals > 2:
                 child.signal(signal.SIGKILL)
 
     def _on_report(self, child: Child, fields: dict[str, Any]) -> None:
@@ -212,5 +225,7 @@ class Supervisor:
 
 def run_supervisor(config: Config, front_module: str, started: float) -> int:
     """Serve until stopped. Returns the exit code; raises :class:`StartupError`."""
+    set_up_logging(config.log_level, "supervisor")
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    remove_stale_folders()
     return asyncio.run(Supervisor(config, front_module, started).run())

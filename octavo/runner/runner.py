@@ -5,6 +5,7 @@ Knows slots and positions; knows neither requests nor policies.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -70,7 +71,12 @@ class Runner:
         self._sampler.reset()
 
     def close(self) -> None:
-        self._prompt_top.clear()
+        """Give weights and KV cache back to the device; nothing can be executed afterwards."""
+        for name in ("_model", "_sampler", "_inputs"):
+            self.__dict__.pop(name, None)
+        if torch.cuda.is_available():
+            gc.collect()
+            torch.cuda.empty_cache()
 
     def forward(self, rows: Rows) -> Tensor:
         """Compute the rows' tokens: hidden states [T, hidden], keys and values to their pages."""

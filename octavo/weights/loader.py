@@ -93,6 +93,11 @@ def load_weights(
         slot = slots.get(name)
         if slot is not None:
             check_shapes({name: slot}, {name: shapes[name]}, file_of=file_of)
+            if not tensor.is_floating_point():
+                raise StartupError(
+                    f"{file_of(name)}: tensor {name} holds {tensor.dtype}; quantised weights of "
+                    "this kind are not supported."
+                )
             slot.load(tensor)
             num_bytes += tensor.nbytes
     check_shapes(slots, shapes, tied_head=tied_head, file_of=file_of)

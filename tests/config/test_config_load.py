@@ -214,3 +214,15 @@ def test_options_cross_a_process_boundary_as_plain_data() -> None:
 def test_nearest_gives_up_on_words_unlike_any() -> None:
     assert nearest("serv", ["serve", "bench"]) == "serve"
     assert nearest("zzz", ["serve", "bench"]) is None
+
+
+def test_variables_that_kubernetes_adds_and_empty_ones_are_nobodys_mistake() -> None:
+    around = {
+        "OCTAVO_SERVICE_HOST": "10.0.0.1",
+        "OCTAVO_SERVICE_PORT_HTTP": "8000",
+        "OCTAVO_PORT": "tcp://10.0.0.1:8000",
+        "OCTAVO_PORT_8000_TCP": "tcp://10.0.0.1:8000",
+        "OCTAVO_LOG_LEVEL": "",
+    }
+    assert load_options({}, around) == load_options({}, {})
+    assert load_options({}, {"OCTAVO_PORT": "9000"}).port == 9000

@@ -139,7 +139,7 @@ def test_a_taken_port_is_named(tiny: Path) -> None:
         line = last_line_of_failure(str(tiny), "--port", str(port))
     assert line == (
         f"octavo: Cannot listen on 127.0.0.1:{port}: Address already in use; "
-        "choose another with --port."
+        "choose another --port or --host."
     )
 
 

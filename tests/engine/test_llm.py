@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 from collections.abc import Iterator
@@ -279,3 +280,54 @@ async def test_async_llm_streams_and_aborts(folder: Path, llm: LLM) -> None:
     assert output.finished
     assert (await engine.service.control("audit"))["running"] <= 1
     await engine.close()
+
+
+def test_the_models_generation_config_is_the_default(folder: Path) -> None:
+    defaults = {"temperature": 0, "max_new_tokens": 5, "eos_token_id": [7]}
+    with open_llm(folder, override_generation_config=defaults) as llm:
+        first, second = llm.generate(["x", "x"], use_tqdm=False)
+        assert ids(first) == ids(second)
+        assert len(ids(first)) == 5
+        biased = SamplingParams(temperature=0, logit_bias={7: 100.0})
+        assert ids(run(llm, ["x"], biased)[0]) == [7]
+    for refused, message in (
+        ({"override_generation_config": {"temprature": 1}}, "temprature"),
+        ({"generation_config": "/nonexistent"}, "nonexistent"),
+        ({"port": 3}, "port is an option of the server"),
+        ({"revision": "main"}, "--revision"),
+    ):
+        with pytest.raises(StartupError, match=message):
+            open_llm(folder, **refused)
+
+
+def test_wrong_arguments_are_told_in_one_sentence(llm: LLM) -> None:
+    for prompts in (5, [1, "a"], None, [{"text": "x"}], [[1.5]]):
+        with pytest.raises(InvalidRequest, match="A prompt must be"):
+            llm.generate(prompts, GREEDY, use_tqdm=False)  # type: ignore[arg-type]
+    with pytest.raises(InvalidRequest, match="sampling_params must be"):
+        llm.generate("x", {"temperature": 0}, use_tqdm=False)  # type: ignore[arg-type]
+
+
+@pytest.mark.anyio
+async def test_an_id_may_be_used_again_and_outputs_are_snapshots(folder: Path) -> None:
+    engine = AsyncLLM(str(folder), kv_cache_tokens=4096, max_num_seqs=8, cpu_threads=1)
+    long = SamplingParams(max_tokens=300, ignore_eos=True)
+    stream = engine.generate("x", long, request_id="q")
+    output = await anext(stream)
+    await stream.aclose()
+    outputs = [o async for o in engine.generate("y", GREEDY, request_id="q")]
+    assert outputs[-1].request_id == output.request_id == "q"
+    assert [len(o.outputs[0].token_ids) for o in outputs] == list(range(1, 17))
+    assert outputs[-1].outputs[0].finish_reason == "length"
+    await engine.close()
+
+
+def test_closing_while_loading_does_not_hang(folder: Path) -> None:
+    async def open_and_close() -> None:
+        engine = AsyncLLM(str(folder), kv_cache_tokens=4096, max_num_seqs=8, cpu_threads=1)
+        loading = asyncio.create_task(engine.start())
+        await asyncio.sleep(0.01)
+        await asyncio.wait_for(engine.close(), 30)
+        await asyncio.gather(loading, return_exceptions=True)
+
+    asyncio.run(open_and_close())
