@@ -16,7 +16,7 @@ from benchmarks.checks._reference import load_transformers
 NEW_TOKENS = 64
 TIE = 1e-4
 SEEDS = (
-    "def fibonacci(n):\n    a, b = 0, 1\n    while n:\n        a, b, n = b, a + b, n - 1\n    return a\n",
+    "def fibonacci(n):\n    a, b = 0, 1\n    while n:\n        a, b, n = b, a + b, n - 1\n",
     "从前有一座山,山上有一座庙,庙里有一个老和尚在讲故事。",
     "The weather 🌦️ today is 😀 and tomorrow 🚀🚀 we fly to the moon 🌕. ",
     "The quick brown fox jumps over the lazy dog. ",

@@ -103,7 +103,7 @@ def request_limits(
 
 
 SAMPLING_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
-OVERRIDABLE = (*SAMPLING_DEFAULTS, "max_new_tokens", "eos_token_id")
+OVERRIDABLE = (*SAMPLING_DEFAULTS, "eos_token_id")
 
 
 def generation_defaults(config: Config) -> dict[str, Any]:
@@ -130,10 +130,12 @@ def generation_defaults(config: Config) -> dict[str, Any]:
 
 
 def sampling_defaults(config: Config) -> dict[str, Any]:
-    """Values for the parameters that a request leaves out; ``max_new_tokens`` is ``max_tokens``."""
+    """Values for the parameters that a request leaves out.
+
+    A length is not among them: how long an answer may be is the caller's business.
+    """
     found = generation_defaults(config)
-    names = {name: name for name in SAMPLING_DEFAULTS} | {"max_new_tokens": "max_tokens"}
-    defaults = {ours: found[name] for name, ours in names.items() if found.get(name) is not None}
+    defaults = {name: found[name] for name in SAMPLING_DEFAULTS if found.get(name) is not None}
     try:
         SamplingParams(**defaults)
     except InvalidRequest as error:

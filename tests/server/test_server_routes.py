@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 from fastapi.routing import APIRoute
@@ -219,3 +220,32 @@ async def test_generate_refuses_what_its_answer_has_no_place_for(serve, name, va
     assert reply.error["param"] == name
     assert "not supported" in reply.error["message"]
     assert (await served.client.post("/generate", prompt("x", **{name: None}))).status == 200
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("body", "name"),
+    [
+        ({"prompt": "x", "tools": []}, "tools"),
+        ({"prompt": "x", "add_generation_prompt": True}, "add_generation_prompt"),
+        (
+            {"messages": [{"role": "user", "content": "x"}], "add_special_tokens": False},
+            "add_special_tokens",
+        ),
+    ],
+)
+async def test_tokenize_refuses_fields_of_the_other_form(
+    serve: Any, body: dict[str, Any], name: str
+) -> None:
+    served = await serve()
+    answer = await served.client.post("/tokenize", body)
+    assert answer.status == 400
+    assert answer.json()["error"]["param"] == name
+
+
+@pytest.mark.anyio
+async def test_detokenize_is_bounded(serve: Any) -> None:
+    served = await serve()
+    answer = await served.client.post("/detokenize", {"tokens": [5] * (2**17 + 1)})
+    assert answer.status == 400
+    assert "131072" in answer.json()["error"]["message"]

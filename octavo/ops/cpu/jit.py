@@ -31,6 +31,7 @@ from numba import cfunc, types
 from numba.core import config
 from numba.core.registry import cpu_target
 
+from octavo.config.folders import user_cache
 from octavo.ops.cpu.isa import Isa
 
 log = logging.getLogger(__name__)
@@ -89,7 +90,7 @@ def compile_kernel(
 
 
 def default_cache_dir() -> Path:
-    return Path.home() / ".cache" / "octavo" / "numba"
+    return user_cache() / "numba"
 
 
 @functools.cache

@@ -16,6 +16,8 @@ from octavo.server.schemas.answers import DetokenizeAnswer, TokenizeAnswer
 from octavo.server.schemas.chat import check_messages
 from octavo.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 
+MIN_DETOKENIZE_LIMIT = 2**17  # ids; more than most contexts
+
 
 def token_routes(app: FastAPI, context: Context) -> None:
     service = context.service
@@ -49,17 +51,35 @@ def token_routes(app: FastAPI, context: Context) -> None:
         context.gate.check(service.health())
         body = await read(request, DetokenizeRequest, context)
         serving_name(body.model, context)
-        for token in body.tokens:
-            integer("tokens", token, 0, service.limits.vocab_size - 1)
-        return answer(
-            DetokenizeAnswer(service.text.tokenizer.decode(body.tokens, skip_special=False))
-        )
+        limit = max(service.limits.max_model_len, MIN_DETOKENIZE_LIMIT)
+        if len(body.tokens) > limit:
+            raise InvalidRequest(
+                f"tokens may hold at most {limit} ids, not {len(body.tokens)}.", param="tokens"
+            )
+        return answer(DetokenizeAnswer(await service.text.run(lambda: _text(body.tokens, context))))
+
+
+def _text(ids: list[int], context: Context) -> str:
+    for token in ids:
+        integer("tokens", token, 0, context.service.limits.vocab_size - 1)
+    return context.service.text.tokenizer.decode(ids, skip_special=False)
+
+
+def _check_fields(body: TokenizeRequest) -> None:
+    """A field of the other form would have no effect."""
+    chat = ("add_generation_prompt", "continue_final_message", "chat_template_kwargs", "tools")
+    names = ("add_special_tokens",) if body.prompt is None else chat
+    for name in names:
+        if getattr(body, name) is not None:
+            other = "messages" if body.prompt is None else "a prompt"
+            raise InvalidRequest(f"{name} has no meaning with {other}.", param=name)
 
 
 async def _ids(body: TokenizeRequest, context: Context) -> list[int]:
     text = context.service.text
     if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("Give either prompt or messages.", param="prompt")
+    _check_fields(body)
     if body.prompt is not None:
         return await text.encode(body.prompt, add_special=body.add_special_tokens is not False)
     assert body.messages is not None

@@ -82,7 +82,8 @@ class SamplingFields(Struct, kw_only=True):
         Meta(description="Added to logits: token id (as a string) to a number in [-100, 100]."),
     ] = None
     seed: Annotated[
-        int | None, Meta(description="The same seed and request give the same answer.")
+        int | None,
+        Meta(description="Fixes the random draws; the logits may still round differently."),
     ] = None
     stop: Annotated[
         str | list[str] | None, Meta(description="Strings that end the answer; not part of it.")
