@@ -7,6 +7,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 TORCH_RANGE="torch>=2.11,<2.15"
 TORCH_CPU="torch==2.13.0+cpu"
 TORCH_PLAIN="torch==2.13.0"
+TRITON="triton==3.6.0" # interprets our GPU kernels in tests; PyTorch's CPU build brings none
 TORCH_CPU_INDEX="https://download.pytorch.org/whl/cpu"
 LOG=.venv/setup.log
 
@@ -104,7 +105,10 @@ case $1 in
     has_torch || step "PyTorch$(has_gpu || echo ' (CPU build)')" install_torch
     step "Octavo and its libraries" install_octavo ""
     ;;
-  test) step "the test tools" install_octavo "[test]" ;;
+  test)
+    step "the test tools" install_octavo "[test]"
+    has_gpu || [ "$(uname -sm)" != "Linux x86_64" ] || step "Triton's interpreter" pip_install "$TRITON"
+    ;;
   lint) step "the lint tools" install_octavo "[lint]" ;;
   *) say "usage: scripts/setup.sh base|test|lint"; exit 2 ;;
 esac
