@@ -173,6 +173,12 @@ class Options:
         "Device and memory",
         "Threads that compute on a CPU; auto: the cores this process may use",
     )
+    cpu_isa: str = option(
+        "auto",
+        choice("auto", "generic", "avx2", "avx512", "amx"),
+        "Device and memory",
+        "Instructions that kernels on a CPU may use; auto: the best that this machine has",
+    )
     ops_backend: str = option(
         "auto",
         text("auto|reference|…"),

@@ -71,7 +71,13 @@ def _runner(
 ) -> tuple[Runner, dict[str, str]]:
     spec = checkpoint.spec
     device, dtype = torch.device(config.device), DTYPES[config.dtype]
-    ops = select_ops(config.device, dtype, backend=config.ops_backend, threads=config.cpu_threads)
+    ops = select_ops(
+        config.device,
+        dtype,
+        backend=config.ops_backend,
+        threads=config.cpu_threads,
+        cpu_isa=config.cpu_isa,
+    )
     model = build_model(spec, ops, SingleCommunicator(), dtype, device, config.max_model_len)
     weights = _load(model, checkpoint, dtype, progress)
     groups = layer_groups(spec)

@@ -7,6 +7,7 @@ output in JSON lines, and die when it dies.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import logging
 import os
@@ -141,8 +142,9 @@ class Supervisor:
         with listen(config.host, config.port) as sock:
             self._port = sock.getsockname()[1]
             path = str(run_dir / "engine-0.sock")
+            without_keys = dataclasses.replace(config, api_key=())  # no business of the engine's
             engine = await Child.start(
-                "engine", "octavo.engine.process", EngineOrders(config, path)
+                "engine", "octavo.engine.process", EngineOrders(without_keys, path)
             )
             self._children.append(engine)
             front = await Child.start(

@@ -331,3 +331,10 @@ def test_closing_while_loading_does_not_hang(folder: Path) -> None:
         await asyncio.gather(loading, return_exceptions=True)
 
     asyncio.run(open_and_close())
+
+
+def test_the_plainest_instructions_give_the_same_ids(folder: Path, llm: LLM) -> None:
+    prompts = random_prompts(4)
+    with open_llm(folder, cpu_isa="generic") as plain:
+        assert "generic" in plain.info.notes["kernels"]
+        assert [ids(o) for o in run(plain, prompts)] == [ids(o) for o in run(llm, prompts)]
