@@ -1,4 +1,8 @@
-"""Batch throughput in bf16 against transformers' static batch of 16, interleaved in one run."""
+"""Batch throughput in bf16 against transformers' static batch of 16, interleaved in one run.
+
+Both run in one process, and so under the bound that Octavo sets on OpenMP's spinning; on a quiet
+machine that costs transformers a few per cent (docs/log.md), little beside the bound of 1.5.
+"""
 
 from __future__ import annotations
 

@@ -37,8 +37,6 @@ class Chunk:
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish: FinishReason | None = None
     stop_reason: int | str | None = None
-    error_code: str | None = None
-    error: str | None = None
     cached_tokens: int | None = None
 
 
@@ -159,8 +157,6 @@ class TextStream:
             delta.prompt_logprobs,
             delta.finish,
             None,
-            delta.error_code,
-            delta.error,
             delta.cached_tokens,
         )
         if found is not None and delta.finish != "error":
