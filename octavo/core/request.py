@@ -45,6 +45,8 @@ class Request:
     ``parent`` is the id of the sibling that computes the shared prompt (n > 1).
     ``generated`` are ids a dead engine already delivered: they are re-prefilled, counted
     as output, and not sent again.
+    ``tenant`` is whom fair scheduling charges. ``timeout`` and ``queue_timeout`` are seconds from the
+    moment the scheduler gets the request: to its end, and to its first admission.
     """
 
     id: str
@@ -56,4 +58,7 @@ class Request:
     hash_seed: bytes = b""  # parent hash of the first page: salt, adapter
     parent: str | None = None
     priority: int = 0  # lower runs first
+    tenant: str = ""
+    timeout: float | None = None
+    queue_timeout: float | None = None
     generated: list[int] = field(default_factory=list)
