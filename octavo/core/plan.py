@@ -1,4 +1,4 @@
-"""The words that scheduler and runner exchange: StepPlan, StepResult, Delta.
+"""The words that scheduler and runner exchange: StepPlan, StepResult, StepOutput.
 
 All are plain data (ints, strings, bytes, lists): serialisable without pickle, and
 columnar where there is an entry per request and step. None knows torch or text.
@@ -139,3 +139,20 @@ class Delta:
     cached_tokens: int | None = None  # set once, on the first delta
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class StepOutput:
+    """News of a step for those who wait: columns for the common row, deltas for the rest.
+
+    ``tokens[i]`` is the one new id, and all the news, of the request ``request_ids[i]``. Whoever
+    has more to tell (an end, a first delta, log-probabilities) has a :class:`Delta` instead: a
+    request appears at most once.
+    """
+
+    request_ids: list[str] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.tokens or self.deltas)
