@@ -11,8 +11,6 @@ _NEVER = "is not an option of any engine"
 
 EXPLANATIONS: dict[str, str] = {
     # Removed by the engines that had them.
-    "swap_space": "is gone: a preempted request is computed again, nothing is swapped to the host",
-    "preemption_mode": "is gone: a preempted request is computed again",
     "use_v2_block_manager": "is gone: there is one block manager",
     "num_scheduler_steps": "is gone: every step is planned on its own",
     "multi_step_stream_outputs": "is gone: every step is planned on its own",
@@ -35,7 +33,6 @@ EXPLANATIONS: dict[str, str] = {
     "disable_radix_cache": "is SGLang's: use --no-enable-prefix-caching",
     "n_gpu_layers": "is llama.cpp's: a model runs on one device, see --device",
     "ctx_size": "is llama.cpp's: use --max-model-len",
-    "request_timeout": f"{_NEVER}: set the timeout in the client",
     "kv_cache": f"{_NEVER}: use --kv-cache-tokens or --kv-cache-memory",
     "awq_checkpoint": f"{_NEVER}: name the checkpoint as the model; AWQ {_LATER}",
     "use_prefill": f"{_NEVER}: prefill cannot be switched off",
@@ -91,10 +88,10 @@ _NOT_YET: dict[str, str] = {
     "there is no tracing": "otlp_traces_endpoint collect_detailed_traces profiler_config",
     "one process serves HTTP": "api_server_count",
     "Octavo listens on --host and --port": "uds grpc",
-    "requests run by priority, then arrival": "scheduling_policy scheduler_cls",
+    "--scheduling-policy chooses among the schedulers": "scheduler_cls",
     "use --max-num-queued-reqs": "max_num_queued_tokens",
     "--max-num-seqs and --max-num-batched-tokens bound a step": (
-        "max_num_active_seqs long_prefill_token_threshold max_num_partial_prefills "
+        "max_num_active_seqs max_num_partial_prefills "
         "async_scheduling stream_interval watermark prefix_caching_hash_algo"
     ),
     "the server has no such setting": (
@@ -132,7 +129,6 @@ NEUTRAL: dict[str, tuple[str, ...]] = {
     "tokenizer_mode": ("auto",),
     "tp_size": ("1",),
     "api_server_count": ("1",),
-    "scheduling_policy": ("fcfs",),
     "enforce_eager": ("true", "false"),
     "enable_chunked_prefill": ("true",),
     "trust_remote_code": ("false",),

@@ -80,6 +80,17 @@ def size() -> Kind:
     )
 
 
+def size_in_gib() -> Kind:
+    """Bytes, from 0 on; a number without a unit counts GiB, as vLLM's --swap-space does."""
+
+    def parse(given: str) -> int:
+        if given.replace(".", "", 1).isdigit():
+            return int(float(given) * BYTE_UNITS["gib"])
+        return _bounded(_scaled(given, BYTE_UNITS), 0, None)
+
+    return Kind(parse, "a size such as 2GiB, 512MB or a number of GiB", "SIZE")
+
+
 def real(low: float, high: float = math.inf, *, above_low: bool = False) -> Kind:
     def parse(given: str) -> float:
         value = float(given)

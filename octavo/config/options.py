@@ -20,6 +20,7 @@ from octavo.config.kinds import (
     or_auto,
     real,
     size,
+    size_in_gib,
     switch,
     text,
 )
@@ -192,10 +193,56 @@ class Options:
         "auto",
         or_auto(count(1, 2**16)),
         "Scheduling",
-        "Requests that may run at once: a ceiling, the KV cache may admit fewer",
+        "Requests that may run at once: a ceiling, the KV cache may admit fewer; auto: one for "
+        "each short request that the KV cache holds",
     )
     max_num_batched_tokens: int | Auto = option(
         "auto", or_auto(count(1)), "Scheduling", "Tokens that one step may compute"
+    )
+    long_prefill_token_threshold: int = option(
+        0,
+        count(0),
+        "Scheduling",
+        "Tokens of one prompt that a step may compute at most; 0: as many as fit",
+    )
+    scheduling_policy: str = option(
+        "fcfs",
+        choice("fcfs", "priority", "fair"),
+        "Scheduling",
+        "Who runs first: by arrival, by priority, or whose API key has been served least",
+    )
+    priority_ageing: float = option(
+        60.0,
+        real(0, above_low=True),
+        "Scheduling",
+        "Seconds of waiting that are worth one level of priority",
+    )
+    target_itl_ms: float | None = option(
+        None,
+        real(0, above_low=True),
+        "Scheduling",
+        "Time between two tokens of a stream to keep, in ms: prompts get what it leaves of a "
+        "step; none: no target",
+    )
+    target_ttft_ms: float | None = option(
+        None,
+        real(0, above_low=True),
+        "Scheduling",
+        "Time to the first token to aim at, in ms, when requests are admitted; none: no target",
+    )
+    preemption_mode: str = option(
+        "auto",
+        choice("auto", "recompute", "swap"),
+        "Scheduling",
+        "How a preempted request keeps what it computed: not at all, in host memory, or the "
+        "cheaper of the two",
+    )
+    swap_space: int | Auto = option(
+        "auto",
+        or_auto(size_in_gib()),
+        "Scheduling",
+        "Host memory for preempted requests (4, 2GiB, 512MB; a bare number is GiB); 0: none; "
+        "auto: a tenth of what is free, at most 4GiB",
     )
     enable_prefix_caching: bool = option(
         True, switch(), "Scheduling", "Keep and reuse the KV pages of common prompt beginnings"
@@ -205,6 +252,18 @@ class Options:
         or_auto(count(1)),
         "Scheduling",
         "Requests that may wait before new ones get 429; auto: 4 × --max-num-seqs, at least 1024",
+    )
+    request_timeout: float | None = option(
+        None,
+        real(0, above_low=True),
+        "Scheduling",
+        "Seconds after which a request ends with what it has; none: no limit",
+    )
+    queue_timeout: float | None = option(
+        None,
+        real(0, above_low=True),
+        "Scheduling",
+        "Seconds that a request may wait before it runs for the first time; none: no limit",
     )
 
     # Limits of a request

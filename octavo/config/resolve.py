@@ -33,11 +33,14 @@ CPU_OVERHEAD_BYTES = GIB // 2  # libraries, activations, the server's own proces
 GPU_OVERHEAD_BYTES = GIB  # the CUDA context and the activations of one step
 CPU_BATCHED_TOKENS = 2048
 GPU_BATCHED_TOKENS = 8192
-MAX_SEQS = 256
-MIN_CPU_SEQS = 64
+CPU_MAX_SEQS = 256  # more rows make a step on a CPU slower than they save
+GPU_MAX_SEQS = 1024
+MIN_SEQS = 8
+SHORT_REQUEST_TOKENS = 128  # how many requests may run: as many of this length as the pool holds
+SWAP_SHARE = 0.1  # of the host memory that weights and KV cache leave
+SWAP_BYTES = 4 * GIB  # the most taken unasked
 QUEUED_PER_SEQ = 4  # requests that may wait, for each that may run
 MIN_QUEUED_REQS = 1024
-TYPICAL_SEQUENCE_TOKENS = 512  # how many sequences a pool on a CPU is worth: one for each of these
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +48,8 @@ class Config(Options):
     """Options without "auto", and what follows from them.
 
     ``num_pages`` counts the null page. ``kv_cache_tokens`` and ``kv_cache_memory`` are what
-    these pages hold and cost. ``weight_bytes`` is the estimate used for them.
+    these pages hold and cost. ``weight_bytes`` is the estimate used for them. ``swap_space`` are
+    the bytes of ``num_host_pages`` more pages in host memory.
     """
 
     device: str
@@ -57,7 +61,9 @@ class Config(Options):
     max_num_seqs: int
     max_num_batched_tokens: int
     max_num_queued_reqs: int
+    swap_space: int
     num_pages: int
+    num_host_pages: int
     weight_bytes: int
     max_concurrency: float  # sequences of max_model_len tokens that fit at once
 
@@ -78,10 +84,12 @@ class _Resolver:
         self._sources = dict(options.sources)
 
     def config(self) -> Config:
+        self._policies()
         self._device()
         self._dtype()
         layout = cache_layout(self._spec, self._values["dtype"], self._options.block_size)
         self._pool(layout)
+        self._swap(layout)
         self._length(layout)
         self._budgets(layout)
         return Config(**self._values, sources=self._sources)
@@ -89,6 +97,27 @@ class _Resolver:
     def _set(self, name: str, value: Any, reason: str) -> None:
         self._values[name] = value
         self._sources[name] = f"derived: {reason}"
+
+    def _policies(self) -> None:
+        """Refuse what would have no effect beside the rest."""
+        options, sources = self._options, self._sources
+        if options.scheduling_policy == "fcfs" and sources["priority_ageing"] != "default":
+            raise OptionError(
+                f"The {sources['priority_ageing']} needs --scheduling-policy priority or fair: "
+                "under fcfs requests have no priority."
+            )
+        whole, queue = options.request_timeout, options.queue_timeout
+        if whole is not None and queue is not None and queue >= whole:
+            raise OptionError(
+                f"--queue-timeout {queue:g} would never act: --request-timeout {whole:g} ends "
+                "a request before."
+            )
+        if options.preemption_mode == "swap" and options.swap_space == 0:
+            raise OptionError("--preemption-mode swap needs a --swap-space above 0.")
+        if options.preemption_mode == "recompute" and options.swap_space not in ("auto", 0):
+            raise OptionError(
+                f"The {sources['swap_space']} has no use with --preemption-mode recompute."
+            )
 
     def _device(self) -> None:
         facts = self._facts
@@ -148,6 +177,41 @@ class _Resolver:
             )
         self._set("num_pages", pages, reason)
 
+    def _swap(self, layout: CacheLayout) -> None:
+        """Pages in host memory, and the mode that is left without any."""
+        mode, asked = self._options.preemption_mode, self._options.swap_space
+        room = self._host_room(layout)
+        if mode == "recompute":
+            size, reason = 0, "--preemption-mode recompute"
+        elif asked == "auto":
+            pool = self._values["num_pages"] * layout.page_bytes
+            size, reason = min((int(room * SWAP_SHARE), f"{SWAP_SHARE:.0%} of the memory left"),
+                               (SWAP_BYTES, f"{_gib(SWAP_BYTES)}, the most taken unasked"),
+                               (pool, "as large as the KV cache"))  # fmt: skip
+        else:
+            size, reason = asked, self._sources["swap_space"]
+        if size > room:
+            raise StartupError(
+                f"--swap-space {_gib(size)} is more than the {_gib(room)} of host memory left."
+            )
+        pages = size // layout.page_bytes
+        if not pages and (mode == "swap" or asked not in ("auto", 0)):
+            raise StartupError(
+                f"--swap-space has no room for a page of {layout.page_bytes} bytes ({reason})."
+            )
+        self._set("num_host_pages", pages, reason)
+        self._values["swap_space"] = pages * layout.page_bytes
+        if asked == "auto":
+            self._sources["swap_space"] = f"derived: {reason}"
+        if mode == "auto" and not pages:
+            self._set("preemption_mode", "recompute", "there is no --swap-space")
+
+    def _host_room(self, layout: CacheLayout) -> int:
+        """Bytes of host memory that are not spoken for."""
+        if not self._on_cpu:
+            return self._facts.available_bytes
+        return self._cpu_room() - self._values["num_pages"] * layout.page_bytes
+
     def _cpu_room(self) -> int:
         """Bytes that weights and libraries leave."""
         available = self._facts.available_bytes
@@ -185,7 +249,7 @@ class _Resolver:
         assert isinstance(asked, int)
         one = pages_from_tokens(layout, asked)
         seqs = self._options.max_num_seqs
-        most = (one - 1) * (MAX_SEQS if seqs == "auto" else seqs) + 1
+        most = (one - 1) * (CPU_MAX_SEQS if seqs == "auto" else seqs) + 1
         share = pages_from_bytes(layout, min(CPU_KV_BYTES, int(room * CPU_KV_SHARE)))
         if most <= share:
             return most, "what --max-num-seqs sequences of --max-model-len tokens need"
@@ -245,6 +309,12 @@ class _Resolver:
                 f"--max-num-batched-tokens {batched} is less than --max-num-seqs {seqs}: each "
                 "running request needs at least one token of a step."
             )
+        chunk = self._options.long_prefill_token_threshold
+        if chunk >= self._values["max_num_batched_tokens"]:
+            raise OptionError(
+                f"--long-prefill-token-threshold {chunk} would never act: a step computes at "
+                f"most {self._values['max_num_batched_tokens']} tokens (--max-num-batched-tokens)."
+            )
         if seqs == "auto":
             self._set("max_num_seqs", *self._auto_seqs(tokens, length))
         if self._options.max_num_queued_reqs == "auto":
@@ -253,11 +323,12 @@ class _Resolver:
             self._set("max_num_queued_reqs", most, reason)
 
     def _auto_seqs(self, tokens: int, length: int) -> tuple[int, str]:
-        if self._on_cpu:
-            worth = tokens // min(TYPICAL_SEQUENCE_TOKENS, length)
-            seqs, reason = min(MAX_SEQS, max(MIN_CPU_SEQS, worth)), "what the KV cache is worth"
-        else:
-            seqs, reason = MAX_SEQS, "suits a GPU"
+        most = CPU_MAX_SEQS if self._on_cpu else GPU_MAX_SEQS
+        short = min(SHORT_REQUEST_TOKENS, length)
+        seqs = max(MIN_SEQS, tokens // short)
+        reason = f"requests of {short} tokens that the KV cache holds, at least {MIN_SEQS}"
+        if most < seqs:
+            seqs, reason = most, f"the most that suits a {self._values['device']}"
         for bound, name in (
             (tokens // self._options.block_size, "pages of the KV cache"),
             (self._values["max_num_batched_tokens"], "max_num_batched_tokens"),

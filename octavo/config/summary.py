@@ -8,7 +8,7 @@ from typing import Any
 from octavo.config.options import DECLARATIONS
 from octavo.config.resolve import Config
 
-_BYTES = ("kv_cache_memory", "weight_bytes", "max_body_bytes")
+_BYTES = ("kv_cache_memory", "weight_bytes", "max_body_bytes", "swap_space")
 
 
 def render_summary(config: Config, *, with_defaults: bool = False) -> str:

@@ -160,8 +160,8 @@ def test_the_tables_do_not_overlap_and_refer_to_real_options() -> None:
 
 def test_names_that_people_know_are_in_the_table() -> None:
     known = (
-        "swap_space preemption_mode use_v2_block_manager num_scheduler_steps kv_cache "
-        "guided_decoding_backend chunked_prefill_size request_timeout awq_checkpoint quantization "
+        "use_v2_block_manager num_scheduler_steps kv_cache scheduler_cls "
+        "guided_decoding_backend chunked_prefill_size awq_checkpoint quantization "
         "tensor_parallel_size enable_lora speculative_config batch_invariant trust_remote_code "
         "enforce_eager"
     )

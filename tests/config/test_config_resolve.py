@@ -164,8 +164,10 @@ def test_tokens_and_memory_exclude_each_other() -> None:
     [
         ({}, 256, 2048),
         ({"kv_cache_tokens": "8192"}, 64, 2048),
-        ({"kv_cache_tokens": "65536"}, 128, 2048),
-        ({"kv_cache_tokens": "512", "max_model_len": "512"}, 32, 2048),
+        ({"kv_cache_tokens": "65536"}, 256, 2048),
+        ({"kv_cache_tokens": "512", "max_model_len": "512"}, 8, 2048),
+        ({"kv_cache_tokens": "64", "max_model_len": "64"}, 4, 2048),
+        ({"kv_cache_tokens": "8192", "max_model_len": "64"}, 128, 2048),
         ({"max_num_batched_tokens": "48"}, 48, 48),
         ({"max_num_seqs": "4096"}, 4096, 4096),
     ],
@@ -183,7 +185,8 @@ def test_a_step_smaller_than_its_sequences_is_refused() -> None:
 
 def test_a_gpu_gives_its_share_less_the_weights() -> None:
     made = config(facts=WITH_GPU)
-    assert (made.device, made.max_num_seqs, made.max_num_batched_tokens) == ("cuda", 256, 8192)
+    assert (made.device, made.max_num_seqs, made.max_num_batched_tokens) == ("cuda", 1024, 8192)
+    assert made.sources["max_num_seqs"] == "derived: the most that suits a cuda"
     assert made.kv_cache_memory <= 0.92 * 24 * GIB - made.weight_bytes - GIB
     assert made.sources["device"] == "derived: Some GPU"
 
@@ -196,6 +199,76 @@ def test_a_gpu_that_others_use_is_refused_before_anything_loads() -> None:
 
 def test_a_missing_gpu_is_refused() -> None:
     assert "no NVIDIA GPU" in refusal(device="cuda")
+
+
+@pytest.mark.parametrize(
+    ("given", "size", "reason"),
+    [
+        # 12 GiB, less weights (0.25), libraries (0.5) and a pool of 4 GiB
+        ({}, 0.1 * 7.25 * GIB, "10% of the memory left"),
+        ({"kv_cache_tokens": "8192"}, 513 * PAGE_BYTES, "as large as the KV cache"),
+        ({"swap_space": "2"}, 2 * GIB, "flag --swap-space"),
+        ({"swap_space": "512MiB"}, GIB / 2, "flag --swap-space"),
+        ({"preemption_mode": "swap"}, 0.1 * 7.25 * GIB, "10% of the memory left"),
+        ({"preemption_mode": "recompute"}, 0, "--preemption-mode recompute"),
+    ],
+)
+def test_host_memory_for_preempted_requests(
+    given: dict[str, str], size: float, reason: str
+) -> None:
+    made = config(**given)
+    assert made.swap_space == made.num_host_pages * PAGE_BYTES
+    assert made.swap_space == pytest.approx(size, rel=2e-3)
+    assert reason in made.sources["num_host_pages"]
+    assert made.preemption_mode == given.get("preemption_mode", "auto")
+
+
+def test_a_gpu_swaps_to_a_tenth_of_what_is_free_on_the_host() -> None:
+    assert config(facts=WITH_GPU).swap_space == pytest.approx(1.2 * GIB, rel=1e-3)
+    large = replace(WITH_GPU, available_bytes=400 * GIB)
+    assert config(facts=large).swap_space == pytest.approx(4 * GIB, rel=1e-3)
+
+
+def test_without_host_memory_there_is_no_choice_of_modes() -> None:
+    made = config(swap_space="0")
+    assert (made.preemption_mode, made.num_host_pages) == ("recompute", 0)
+    assert made.sources["preemption_mode"] == "derived: there is no --swap-space"
+
+
+@pytest.mark.parametrize(
+    ("given", "part"),
+    [
+        ({"preemption_mode": "swap", "swap_space": "0"}, "--preemption-mode swap needs"),
+        ({"preemption_mode": "recompute", "swap_space": "1"}, "flag --swap-space has no use"),
+        ({"swap_space": "400"}, "400.0 GiB is more than the 7.2 GiB"),
+        ({"swap_space": "4KiB"}, "no room for a page of 368640 bytes"),
+        ({"priority_ageing": "5"}, "flag --priority-ageing needs --scheduling-policy priority"),
+        ({"request_timeout": "5", "queue_timeout": "5"}, "--queue-timeout 5 would never act"),
+        ({"long_prefill_token_threshold": "2048"}, "at most 2048 tokens"),
+        ({"long_prefill_token_threshold": "64", "max_num_batched_tokens": "64"}, "at most 64"),
+    ],
+)
+def test_what_would_have_no_effect_is_refused(given: dict[str, str], part: str) -> None:
+    assert part in refusal(**given)
+
+
+def test_scheduling_options_arrive_as_they_were_given() -> None:
+    given = {
+        "scheduling_policy": "fair",
+        "priority_ageing": "5",
+        "long_prefill_token_threshold": "512",
+        "target_itl_ms": "50",
+        "target_ttft_ms": "2000",
+        "request_timeout": "60",
+        "queue_timeout": "0.5",
+    }
+    made = config(**given)
+    assert {name: str(getattr(made, name)).removesuffix(".0") for name in given} == given
+    plain = config()
+    assert (plain.scheduling_policy, plain.priority_ageing) == ("fcfs", 60)
+    assert plain.long_prefill_token_threshold == 0
+    assert {plain.target_itl_ms, plain.target_ttft_ms} == {None}
+    assert {plain.request_timeout, plain.queue_timeout} == {None}
 
 
 @given(

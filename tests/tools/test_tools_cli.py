@@ -77,7 +77,8 @@ def test_a_switch_on_the_command_line_wins_over_the_environment(
     [
         (["--max-num-sqs", "4"], "did you mean --max-num-seqs?"),
         (["--max-num-sqs=4"], "did you mean --max-num-seqs?"),
-        (["--swap-space", "4", "model"], "--swap-space is gone"),
+        (["--num-scheduler-steps", "8", "model"], "--num-scheduler-steps is gone"),
+        (["--scheduling-policy", "lottery"], "one of fcfs, priority, fair, not 'lottery'"),
         (["model", "--chunked-prefill-size", "4096"], "use --max-num-batched-tokens"),
         (["-tp", "2"], "one device"),
         (["--awq_checkpoint", "x"], "--awq-checkpoint is not an option of any engine"),
