@@ -1,0 +1,1 @@
+"""``octavo simulate``: the scheduler on a virtual clock, without a model."""
