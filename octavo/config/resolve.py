@@ -19,6 +19,7 @@ from octavo.core.capacity import (
     max_concurrency,
     pages_from_bytes,
     pages_from_tokens,
+    tokens_from_pages,
 )
 from octavo.core.errors import StartupError
 from octavo.core.pages import CacheLayout
@@ -88,6 +89,7 @@ class _Resolver:
         self._device()
         self._dtype()
         layout = cache_layout(self._spec, self._values["dtype"], self._options.block_size)
+        self._step_tokens()
         self._pool(layout)
         self._swap(layout)
         self._length(layout)
@@ -158,7 +160,7 @@ class _Resolver:
                     f"Give one of {sources['kv_cache_tokens']} and {sources['kv_cache_memory']}, "
                     "not both."
                 )
-            pages = pages_from_tokens(layout, options.kv_cache_tokens)
+            pages = self._pages_of(layout, options.kv_cache_tokens, self._asked_length)
             reason = sources["kv_cache_tokens"]
         elif options.kv_cache_memory != "auto":
             pages = pages_from_bytes(layout, options.kv_cache_memory)
@@ -210,7 +212,8 @@ class _Resolver:
         """Bytes of host memory that are not spoken for."""
         if not self._on_cpu:
             return self._facts.available_bytes
-        return self._cpu_room() - self._values["num_pages"] * layout.page_bytes
+        pool: int = self._values["num_pages"] * layout.page_bytes
+        return self._cpu_room() - pool
 
     def _cpu_room(self) -> int:
         """Bytes that weights and libraries leave."""
@@ -244,10 +247,8 @@ class _Resolver:
     def _cpu_pages(self, layout: CacheLayout, room: int) -> tuple[int, str]:
         """A moderate share of the memory, but one sequence of full length, and no more than
         all sequences of full length need."""
-        length = self._options.max_model_len
-        asked = self._spec.max_position if length in (None, "auto") else length
-        assert isinstance(asked, int)
-        one = pages_from_tokens(layout, asked)
+        length, asked = self._options.max_model_len, self._asked_length
+        one = self._pages_of(layout, asked, asked)
         seqs = self._options.max_num_seqs
         most = (one - 1) * (CPU_MAX_SEQS if seqs == "auto" else seqs) + 1
         share = pages_from_bytes(layout, min(CPU_KV_BYTES, int(room * CPU_KV_SHARE)))
@@ -260,14 +261,23 @@ class _Resolver:
             return share, f"{_gib(CPU_KV_BYTES)}, the most taken unasked on a CPU"
         return share, f"{CPU_KV_SHARE:.0%} of the memory left after the weights"
 
+    @property
+    def _asked_length(self) -> int:
+        """The context length before it is known what the pool keeps."""
+        length = self._options.max_model_len
+        return length if isinstance(length, int) else self._spec.max_position
+
+    def _pages_of(self, layout: CacheLayout, tokens: int, length: int) -> int:
+        return pages_from_tokens(layout, tokens, length, self._values["max_num_batched_tokens"])
+
     def _length(self, layout: CacheLayout) -> None:
         """The context length, and whether the pool keeps one sequence of it."""
         pages, own = self._values["num_pages"], self._spec.max_position
-        largest = largest_model_len(layout, pages)
+        largest = largest_model_len(layout, pages, self._values["max_num_batched_tokens"])
         if largest < 1:
             raise StartupError(
-                f"The KV cache has no page for a request; one page of {layout.page_size} tokens "
-                f"takes {layout.page_bytes} bytes, and page 0 is never used."
+                f"The KV cache has no page for a request; {layout.peak_pages(1, 1)} of "
+                f"{layout.page_bytes} bytes are the least, and page 0 is never used."
             )
         asked = self._options.max_model_len
         if asked == "auto":
@@ -289,16 +299,25 @@ class _Resolver:
             )
 
     def _budgets(self, layout: CacheLayout) -> None:
-        """Sequences and tokens a step; then what the pages come to."""
+        """What the pages come to; then sequences a step."""
         pages, length = self._values["num_pages"], self._values["max_model_len"]
-        tokens = largest_model_len(layout, pages)
+        chunk = self._values["max_num_batched_tokens"]
         self._values["kv_cache_memory"] = pages * layout.page_bytes
-        self._values["kv_cache_tokens"] = tokens
+        self._values["kv_cache_tokens"] = tokens_from_pages(layout, pages, length, chunk)
         for name in ("kv_cache_memory", "kv_cache_tokens"):
             if getattr(self._options, name) == "auto":
                 self._sources[name] = "derived: what num_pages pages come to"
-        concurrency = max_concurrency(layout, pages, length)
+        concurrency = max_concurrency(layout, pages, length, chunk)
         self._set("max_concurrency", concurrency, "kv_cache_tokens over max_model_len")
+        if self._options.max_num_seqs == "auto":
+            self._set("max_num_seqs", *self._auto_seqs(layout))
+        if self._options.max_num_queued_reqs == "auto":
+            most = max(MIN_QUEUED_REQS, QUEUED_PER_SEQ * self._values["max_num_seqs"])
+            reason = f"{QUEUED_PER_SEQ} × max_num_seqs, at least {MIN_QUEUED_REQS}"
+            self._set("max_num_queued_reqs", most, reason)
+
+    def _step_tokens(self) -> None:
+        """Tokens a step: what a sequence keeps of a window depends on it."""
         seqs, batched = self._options.max_num_seqs, self._options.max_num_batched_tokens
         if batched == "auto":
             default = CPU_BATCHED_TOKENS if self._on_cpu else GPU_BATCHED_TOKENS
@@ -315,22 +334,17 @@ class _Resolver:
                 f"--long-prefill-token-threshold {chunk} would never act: a step computes at "
                 f"most {self._values['max_num_batched_tokens']} tokens (--max-num-batched-tokens)."
             )
-        if seqs == "auto":
-            self._set("max_num_seqs", *self._auto_seqs(tokens, length))
-        if self._options.max_num_queued_reqs == "auto":
-            most = max(MIN_QUEUED_REQS, QUEUED_PER_SEQ * self._values["max_num_seqs"])
-            reason = f"{QUEUED_PER_SEQ} × max_num_seqs, at least {MIN_QUEUED_REQS}"
-            self._set("max_num_queued_reqs", most, reason)
 
-    def _auto_seqs(self, tokens: int, length: int) -> tuple[int, str]:
+    def _auto_seqs(self, layout: CacheLayout) -> tuple[int, str]:
+        pages, chunk = self._values["num_pages"], self._values["max_num_batched_tokens"]
         most = CPU_MAX_SEQS if self._on_cpu else GPU_MAX_SEQS
-        short = min(SHORT_REQUEST_TOKENS, length)
-        seqs = max(MIN_SEQS, tokens // short)
+        short = min(SHORT_REQUEST_TOKENS, self._values["max_model_len"])
+        seqs = max(MIN_SEQS, int(max_concurrency(layout, pages, short, chunk)))
         reason = f"requests of {short} tokens that the KV cache holds, at least {MIN_SEQS}"
         if most < seqs:
             seqs, reason = most, f"the most that suits a {self._values['device']}"
         for bound, name in (
-            (tokens // self._options.block_size, "pages of the KV cache"),
+            ((pages - 1) // layout.peak_pages(1, 1), "pages of the KV cache"),
             (self._values["max_num_batched_tokens"], "max_num_batched_tokens"),
         ):
             if bound < seqs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from octavo.core.groups import layer_groups
 from octavo.core.pages import BlockSpec, CacheLayout
 from octavo.core.spec import ModelSpec
 
@@ -12,29 +13,26 @@ FP8_SCALE_BYTES = 2  # one fp16 scale per token and KV head, for K and for V
 def cache_layout(
     spec: ModelSpec, kv_dtype: str = "auto", page_size: int = 16, *, ranks: int = 1
 ) -> CacheLayout:
-    """Layer groups of ``spec``, as one of ``ranks`` tensor-parallel ranks keeps them.
+    """A block for each of :func:`layer_groups`: what one of ``ranks`` tensor-parallel ranks keeps.
 
-    ``kv_dtype`` is "auto" (the checkpoint's dtype) or a key of ``BYTES_PER_ELEMENT``. Layers with
-    equal mixer and window form a group, in the order of their first layers. Raises ValueError on an
-    unknown dtype and NotImplementedError for mixers without a block spec.
+    ``kv_dtype`` is "auto" (the checkpoint's dtype) or a key of ``BYTES_PER_ELEMENT``. Raises
+    ValueError on an unknown dtype and NotImplementedError for mixers without a block spec.
     """
     dtype = spec.dtype if kv_dtype == "auto" else kv_dtype
     if dtype not in BYTES_PER_ELEMENT:
         raise ValueError(f"kv_cache_dtype must be one of {list(BYTES_PER_ELEMENT)}, not {dtype!r}")
-    groups: dict[int, list[int]] = {}
-    for index, layer in enumerate(spec.layers):
+    for layer in spec.layers:
         if layer.mixer not in ("full", "sliding"):
             raise NotImplementedError(f"no KV cache is defined for {layer.mixer!r} layers")
-        groups.setdefault(layer.window if layer.mixer == "sliding" else 0, []).append(index)
     kv_heads = max(1, spec.num_kv_heads // ranks)
     blocks = tuple(
         BlockSpec(
-            layers=tuple(layers),
+            layers=group.layers,
             bytes_per_token=2 * kv_heads * spec.head_dim * BYTES_PER_ELEMENT[dtype],
             scale_bytes_per_token=2 * kv_heads * FP8_SCALE_BYTES if dtype == "fp8" else 0,
-            window=window,
+            window=group.window,
         )
-        for window, layers in groups.items()
+        for group in layer_groups(spec)
     )
     return CacheLayout(blocks, page_size)
 
@@ -49,16 +47,30 @@ def pages_from_bytes(layout: CacheLayout, num_bytes: int) -> int:
     return num_bytes // layout.page_bytes
 
 
-def pages_from_tokens(layout: CacheLayout, num_tokens: int) -> int:
-    """Pages, the null page among them, that keep one sequence of ``num_tokens`` tokens."""
-    return sum(layout.group_pages(num_tokens)) + 1
+def pages_from_tokens(layout: CacheLayout, num_tokens: int, max_model_len: int, chunk: int) -> int:
+    """Pages, the null page among them, that keep ``num_tokens`` tokens in sequences of at most
+    ``max_model_len``; ``chunk`` as in :meth:`CacheLayout.peak_pages`."""
+    length = min(num_tokens, max_model_len)
+    pages_of_tokens, pages_of_length = _pages(layout, num_tokens), _pages(layout, length)
+    peak = layout.peak_pages(length, chunk)
+    return -(-pages_of_tokens * peak // pages_of_length) + 1
 
 
-def max_concurrency(layout: CacheLayout, num_pages: int, max_model_len: int) -> float:
+def tokens_from_pages(layout: CacheLayout, num_pages: int, max_model_len: int, chunk: int) -> int:
+    """Tokens that ``num_pages`` (null page included) keep in sequences of ``max_model_len``."""
+    tokens = _pages(layout, max_model_len) * layout.page_size
+    return (num_pages - 1) * tokens // layout.peak_pages(max_model_len, chunk)
+
+
+def max_concurrency(layout: CacheLayout, num_pages: int, max_model_len: int, chunk: int) -> float:
     """Sequences of ``max_model_len`` tokens that ``num_pages`` (null page included) keep."""
-    return (num_pages - 1) / sum(layout.group_pages(max_model_len))
+    return (num_pages - 1) / layout.peak_pages(max_model_len, chunk)
 
 
-def largest_model_len(layout: CacheLayout, num_pages: int) -> int:
+def largest_model_len(layout: CacheLayout, num_pages: int, chunk: int) -> int:
     """Longest context that ``num_pages`` (null page included) keep, rounded down to a page."""
-    return layout.largest_sequence(num_pages - 1)
+    return layout.largest_sequence(num_pages - 1, chunk)
+
+
+def _pages(layout: CacheLayout, num_tokens: int) -> int:
+    return -(-num_tokens // layout.page_size)

@@ -6,6 +6,7 @@ handed out, it fills table entries that nothing may read.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Literal
@@ -13,6 +14,7 @@ from typing import Literal
 from octavo.core.errors import AuditError
 
 NULL_PAGE = 0
+UNLIMITED = sys.maxsize  # tokens of a sequence that needs no more pages as it grows
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +76,40 @@ class CacheLayout:
             for block in self.blocks
         ]
 
-    def largest_sequence(self, num_pages: int) -> int:
-        """Tokens of the longest sequence that ``num_pages`` pages hold (windows not counted on)."""
-        if not self.num_paged:
-            raise ValueError("a layout without paged groups holds sequences of any length")
-        return max(0, (num_pages - self.state_pages) // self.num_paged) * self.page_size
+    def peak_pages(self, num_tokens: int, chunk: int) -> int:
+        """Most pages, over all groups, that a sequence of ``num_tokens`` holds at once.
+
+        Provided that a step computes at most ``chunk`` of its tokens, and that pages which left a
+        window are freed before the next chunk gets its pages.
+        """
+        paged = -(-num_tokens // self.page_size)
+        return self.state_pages + sum(
+            min(paged, self._window_pages(block.window, chunk)) if block.window else paged
+            for block in self.blocks
+            if block.kind == "paged"
+        )
+
+    def largest_sequence(self, num_pages: int, chunk: int) -> int:
+        """Tokens of the longest sequence whose :meth:`peak_pages` are at most ``num_pages``.
+
+        A multiple of the page size; ``UNLIMITED`` where windows (or states) are all there is and
+        they fit.
+        """
+        left = num_pages - self.state_pages
+        windows = sorted(self._window_pages(b.window, chunk) for b in self.blocks if b.window)
+        growing = self.num_paged
+        for most in windows:  # the groups that grow to ``most`` pages grow no further
+            if left < growing * most:
+                break
+            left -= most
+            growing -= 1
+        if left < 0:
+            return 0
+        return left // growing * self.page_size if growing else UNLIMITED
+
+    def _window_pages(self, window: int, chunk: int) -> int:
+        """Most pages that the tokens seen by ``chunk`` queries lie on, themselves among them."""
+        return -(-(window - 1 + chunk) // self.page_size) + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +172,9 @@ class PagePool:
 
     @property
     def largest_sequence(self) -> int:
-        """Tokens of the longest sequence that the empty pool holds."""
-        return self.layout.largest_sequence(self.num_usable)
+        """Tokens of the longest sequence that the empty pool holds, windows not counted on."""
+        whole = self.num_usable * self.layout.page_size
+        return self.layout.largest_sequence(self.num_usable, chunk=whole)
 
     def reserve(self, cached: Collection[int], count: int, spare: int = 0) -> Grant | None:
         """Reference the distinct pages ``cached`` and ``count`` fresh ones, or change nothing.
@@ -171,6 +203,11 @@ class PagePool:
         self._prev[page] = 0
         self._num_queued -= len(idle) + count
         return Grant(list(cached), fresh)
+
+    def count_idle(self, pages: Iterable[int]) -> int:
+        """How many of these pages nobody references (the null page is not counted)."""
+        refs = self._refs
+        return sum(page != NULL_PAGE and not refs[page] for page in pages)
 
     def release(self, pages: list[int]) -> None:
         """Drop one reference of each page of a table (null pages are skipped).

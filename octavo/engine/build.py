@@ -10,6 +10,7 @@ import torch
 
 from octavo.config.resolve import Config
 from octavo.core.capacity import cache_layout
+from octavo.core.groups import layer_groups
 from octavo.core.pages import PagePool
 from octavo.core.scheduler import Scheduler
 from octavo.distributed.comm import SingleCommunicator
@@ -18,7 +19,6 @@ from octavo.engine.client import EngineInfo
 from octavo.engine.loop import EngineLoop
 from octavo.engine.startup import read_checkpoint
 from octavo.models.decoder import Decoder
-from octavo.models.groups import layer_groups
 from octavo.models.registry import build_model
 from octavo.ops.cpu.warm import warm_kernels
 from octavo.ops.sampling import select_sampling_ops
@@ -59,6 +59,7 @@ def build_engine(config: Config, progress: Progress | None = None) -> tuple[Engi
         max_num_seqs=config.max_num_seqs,
         device=config.device,
         dtype=config.dtype,
+        kv_tokens=config.kv_cache_tokens,
         prefix_caching=config.enable_prefix_caching,
         load_seconds=time.perf_counter() - start,
         notes=notes,

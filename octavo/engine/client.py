@@ -24,14 +24,10 @@ class EngineInfo:
     max_num_seqs: int
     device: str
     dtype: str
+    kv_tokens: int  # what the pages keep in sequences of max_model_len tokens
     prefix_caching: bool = True
     load_seconds: float = 0.0
     notes: Mapping[str, Any] = field(default_factory=dict)  # kernels chosen, weight bytes, …
-
-    @property
-    def kv_tokens(self) -> int:
-        """Capacity of the pool in tokens (page 0 is the null page)."""
-        return (self.num_pages - 1) * self.page_size
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from octavo.core.errors import StartupError
+from octavo.core.groups import layer_groups
 from octavo.core.spec import ModelSpec
 from octavo.distributed.comm import Communicator
 from octavo.models.batch import Batch, Overlay
 from octavo.models.family import Names
-from octavo.models.groups import layer_groups
 from octavo.models.layers import Attention, Mlp, RmsNorm
 from octavo.models.linear import Place
 from octavo.models.rope import rope_table

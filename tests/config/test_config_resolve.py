@@ -14,7 +14,7 @@ from octavo.config.facts import Gpu, HostFacts
 from octavo.config.load import OptionError, load_options
 from octavo.config.resolve import CPU_KV_BYTES, GIB, Config, resolve
 from octavo.config.summary import render_summary
-from octavo.core.capacity import cache_layout, pages_from_tokens
+from octavo.core.capacity import cache_layout
 from octavo.core.errors import StartupError
 from octavo.core.spec import LayerSpec, ModelSpec, RopeSpec
 
@@ -287,7 +287,7 @@ def test_what_starts_can_run_one_request_of_full_length(
         assert available < 2 * GIB
         return
     layout = cache_layout(SMALL, made.dtype, made.block_size)
-    assert made.num_pages >= pages_from_tokens(layout, made.max_model_len)
+    assert made.num_pages > layout.peak_pages(made.max_model_len, made.max_num_batched_tokens)
     assert 1 <= made.max_num_seqs <= made.max_num_batched_tokens
     assert made.kv_cache_memory + made.weight_bytes < available
     assert made == config(facts=facts, max_model_len=length, block_size=block, max_num_seqs=seqs)

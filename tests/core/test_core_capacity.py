@@ -48,26 +48,44 @@ def test_pages_from_bytes_and_tokens() -> None:
     layout = capacity.cache_layout(LLAMA_8B)
     assert capacity.pages_from_bytes(layout, 2**30) == 512
     assert capacity.pages_from_bytes(layout, 2**30 - 1) == 511
-    assert capacity.pages_from_tokens(layout, 65536) == 4097  # and the null page
-    assert capacity.pages_from_tokens(layout, 65537) == 4098
+    for length in (100, 4096, 131072):
+        pages = capacity.pages_from_tokens(layout, 65536, length, chunk=1)
+        assert pages == 4097  # and the null page
+        assert capacity.tokens_from_pages(layout, pages, length, chunk=1) == 65536
+        assert capacity.pages_from_tokens(layout, 65537, length, chunk=1) == 4098
 
 
 def test_largest_model_len_is_rounded_down_to_a_page() -> None:
     layout = capacity.cache_layout(LLAMA_8B)
-    assert capacity.largest_model_len(layout, 459 + 1) == 7344
-    assert capacity.max_concurrency(layout, 460, 7344) == 1.0
-    assert capacity.max_concurrency(layout, 460, 3672) == pytest.approx(459 / 230)
+    assert capacity.largest_model_len(layout, 459 + 1, chunk=1) == 7344
+    assert capacity.max_concurrency(layout, 460, 7344, chunk=1) == 1.0
+    assert capacity.max_concurrency(layout, 460, 3672, chunk=1) == pytest.approx(459 / 230)
 
 
-def test_layers_with_a_window_are_a_group_of_their_own() -> None:
+def test_groups_are_equal_so_a_window_pads_no_page() -> None:
     sliding = LayerSpec(mixer="sliding", window=4096)
     spec = replace(LLAMA_8B, layers=(LayerSpec(),) * 8 + (sliding,) * 24)
     layout = capacity.cache_layout(spec)
-    assert [(len(b.layers), b.window) for b in layout.blocks] == [(8, 0), (24, 4096)]
-    assert layout.page_bytes == 16 * 24 * 4096
-    assert capacity.bytes_per_token(layout) == 2 * 24 * 4096
-    assert capacity.largest_model_len(layout, 101) == 50 * 16
-    assert capacity.pages_from_tokens(layout, 800) == 101
+    assert [(len(b.layers), b.window) for b in layout.blocks] == [(8, 0)] + [(8, 4096)] * 3
+    assert layout.page_bytes == 16 * 8 * 4096
+    assert capacity.bytes_per_token(layout) == 32 * 4096
+
+
+def test_capacity_counts_on_windows() -> None:
+    sliding = LayerSpec(mixer="sliding", window=4096)
+    layout = capacity.cache_layout(
+        replace(LLAMA_8B, layers=(LayerSpec(),) * 8 + (sliding,) * 24), page_size=16
+    )
+    window = (4096 + 1024) // 16 + 1  # pages that a window group keeps, computing 1,024 a step
+    assert layout.peak_pages(65536, 1024) == 4096 + 3 * window
+    assert capacity.largest_model_len(layout, 4096 + 3 * window + 1, 1024) == 65536
+    assert capacity.max_concurrency(layout, 2 * (4096 + 3 * window) + 1, 65536, 1024) == 2.0
+    pages = capacity.pages_from_tokens(layout, 131072, 65536, 1024)
+    assert pages == 2 * (4096 + 3 * window) + 1
+    assert capacity.tokens_from_pages(layout, pages, 65536, 1024) == 131072
+    # Sequences within the window keep every page in all four groups.
+    assert capacity.pages_from_tokens(layout, 131072, 2048, 1024) == 4 * 8192 + 1
+    assert capacity.tokens_from_pages(layout, 4 * 8192 + 1, 2048, 1024) == 131072
 
 
 def test_unknown_dtype_and_mixer_are_refused() -> None:

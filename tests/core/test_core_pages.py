@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
-from hypothesis import settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from octavo.core.errors import AuditError
-from octavo.core.pages import BlockSpec, CacheLayout, PagePool
+from octavo.core.pages import UNLIMITED, BlockSpec, CacheLayout, PagePool
 
 
 def take(pool: PagePool, count: int, cached: tuple[int, ...] = ()) -> list[int]:
@@ -142,8 +144,59 @@ def test_layout_counts_pages_of_each_group() -> None:
     assert layout.page_bytes == 16 * 3 * 9
     assert layout.group_pages(33) == [3, 3, 3]
     assert layout.state_pages == 3
-    assert layout.largest_sequence(10) == 48
-    assert layout.largest_sequence(2) == 0
+    assert layout.peak_pages(33, chunk=1) == 3 + 3 + 3
+    assert layout.peak_pages(320, chunk=1) == 20 + 3 + 3
+    assert layout.peak_pages(320, chunk=50) == 20 + 7 + 3
+    assert layout.largest_sequence(10, chunk=1) == 64
+    assert layout.largest_sequence(3, chunk=1) == layout.largest_sequence(2, chunk=1) == 0
+
+
+def test_a_sequence_that_only_windows_see_needs_no_more_pages_as_it_grows() -> None:
+    layout = CacheLayout((BlockSpec(window=32), BlockSpec(window=64)), page_size=16)
+    assert layout.peak_pages(10**6, chunk=16) == 4 + 6
+    assert layout.largest_sequence(10, chunk=16) == UNLIMITED
+    assert layout.largest_sequence(9, chunk=16) == 5 * 16  # the larger window is not reached
+    assert layout.largest_sequence(7, chunk=16) == 3 * 16
+
+
+LAYOUTS = st.builds(
+    CacheLayout,
+    st.lists(
+        st.one_of(
+            st.builds(BlockSpec, window=st.just(0) | st.integers(1, 100)),
+            st.just(BlockSpec(kind="state", bytes_per_sequence=1)),
+        ),
+        min_size=1,
+        max_size=4,
+    ).map(lambda blocks: (BlockSpec(bytes_per_token=1), *blocks)),
+    st.sampled_from([1, 16, 32]),
+)
+
+
+@given(LAYOUTS, st.integers(0, 200), st.integers(1, 300))
+def test_the_largest_sequence_fits_and_one_more_page_of_tokens_does_not(
+    layout: CacheLayout, num_pages: int, chunk: int
+) -> None:
+    tokens = layout.largest_sequence(num_pages, chunk)
+    assert tokens == 0 or layout.peak_pages(tokens, chunk) <= num_pages
+    assert layout.peak_pages(tokens + 1, chunk) > num_pages
+
+
+@given(LAYOUTS, st.integers(1, 400), st.lists(st.integers(1, 60), min_size=1), st.randoms())
+def test_no_sequence_holds_more_than_its_peak(
+    layout: CacheLayout, length: int, sizes: list[int], random: Random
+) -> None:
+    """Counted page by page: those that the queries of each step see, in chunks of any size."""
+    page_size, start, most = layout.page_size, 0, 0
+    while start < length:
+        end = min(length, start + random.choice(sizes))
+        pages = layout.state_pages
+        for block in layout.blocks:
+            if block.kind == "paged":
+                first = max(0, start - block.window + 1) if block.window else 0
+                pages += (end - 1) // page_size - first // page_size + 1
+        start, most = end, max(most, pages)
+    assert most <= layout.peak_pages(length, max(sizes))
 
 
 class PoolMachine(RuleBasedStateMachine):

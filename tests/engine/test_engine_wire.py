@@ -40,7 +40,7 @@ TO_ENGINE = [
 ]
 TO_FRONT = [
     wire.Progress("loading", 0.5),
-    wire.Ready(EngineInfo(512, 100, 16, 8, "cpu", "float32")),
+    wire.Ready(EngineInfo(512, 100, 16, 8, "cpu", "float32", 1584)),
     wire.Deltas(
         [
             Delta("r-1", [5], cached_tokens=0, logprobs=[TokenLogprobs([5, 6], [-0.1, -2.0], 1)]),

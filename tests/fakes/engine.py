@@ -55,6 +55,7 @@ class FakeEngine:
             max_num_seqs=64,
             device="fake",
             dtype="float32",
+            kv_tokens=4096,
         )
         self.submitted: dict[str, Request] = {}
         self.aborted: list[str] = []

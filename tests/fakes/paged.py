@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from octavo.core.groups import layer_groups
 from octavo.core.spec import ModelSpec
 from octavo.models.batch import Batch
 from octavo.models.decoder import Decoder
-from octavo.models.groups import layer_groups
 from octavo.ops.api import GroupMeta
 
 

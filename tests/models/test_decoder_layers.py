@@ -12,7 +12,6 @@ from octavo.core.errors import StartupError
 from octavo.core.spec import LayerSpec
 from octavo.distributed.comm import SingleCommunicator
 from octavo.models.batch import Overlay
-from octavo.models.groups import LayerGroup, layer_groups
 from octavo.models.linear import ColumnLinear, Part, Place, RowLinear, rank_share
 from octavo.models.registry import FAMILIES, build_model
 from octavo.models.vocabulary import VocabularyTable
@@ -132,16 +131,6 @@ def test_a_tied_head_asks_for_no_tensor() -> None:
     spec = tiny_spec(tie_embeddings=True)
     model = build_model(spec, Ops(), SingleCommunicator(), torch.float32, CPU, 64)
     assert "lm_head.weight" not in model.weight_slots()
-
-
-def test_layer_groups_by_mixer_and_window() -> None:
-    full, near, far = LayerSpec(), LayerSpec("sliding", window=8), LayerSpec("sliding", window=9)
-    spec = tiny_spec(num_layers=5, layers=(near, full, near, far, full))
-    assert layer_groups(spec) == (
-        LayerGroup("sliding", 8, (0, 2)),
-        LayerGroup("full", 0, (1, 4)),
-        LayerGroup("sliding", 9, (3,)),
-    )
 
 
 @pytest.mark.parametrize(
