@@ -10,11 +10,12 @@ import dataclasses
 import logging
 import queue
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.core.errors import AuditError
-from octavo.core.plan import AbortReason, Delta
+from octavo.core.plan import AbortReason, Delta, StepOutput
 from octavo.core.request import Request
 from octavo.engine.loop import EngineLoop
 from octavo.engine.status import StatusLog
@@ -42,7 +43,7 @@ class Drop:
 
 
 class Driver:
-    """``emit(front, deltas)`` is called on the driver's thread and must not block.
+    """``emit(front, output)`` is called on the driver's thread and must not block.
 
     Items of ``inbox``: ``(front, Request)``, ``(front, id, reason)`` to abort, :class:`Call`,
     :class:`Drop`, or None to stop. A step that fails ends the requests of that moment with an
@@ -52,7 +53,7 @@ class Driver:
     def __init__(
         self,
         loop: EngineLoop,
-        emit: Callable[[str, list[Delta]], None],
+        emit: Callable[[str, StepOutput], None],
         status: StatusLog | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -62,6 +63,7 @@ class Driver:
         self._status = status
         self._clock = clock
         self._front_of: dict[str, str] = {}
+        self._num_open: Counter[str] = Counter()  # requests, by front; no entry at 0
         self._audited = True
         self._audit_failures = 0
         self._failed_steps = 0
@@ -80,12 +82,12 @@ class Driver:
         self._audited = False
         now = self._clock()
         try:
-            deltas = self._loop.step(now)
+            output = self._loop.step(now)
         except Exception as error:
             self._fail(error)
             return
         self._failed_steps = 0
-        self._deliver(deltas)
+        self._deliver(output)
         if self._status is not None:
             self._status.observe(self._loop.stats, now)
 
@@ -94,9 +96,8 @@ class Driver:
         self._failed_steps += 1
         log.error("a step failed (%d in a row)", self._failed_steps, exc_info=error)
         message = f"The engine failed while it computed this request ({type(error).__name__})."
-        self._deliver(
-            [_error(request_id, "engine_error", message) for request_id in self._front_of]
-        )
+        errors = [_error(request_id, "engine_error", message) for request_id in self._front_of]
+        self._deliver(StepOutput(deltas=errors))
         if self._failed_steps >= MAX_FAILED_STEPS:
             raise error
         self._loop.mend()
@@ -145,35 +146,57 @@ class Driver:
     def _submit(self, front: str, request: Request) -> None:
         if request.id in self._front_of:
             message = f"A request with id {request.id!r} is already running."
-            self._emit(front, [_error(request.id, "duplicate_request_id", message)])
+            error = _error(request.id, "duplicate_request_id", message)
+            self._emit(front, StepOutput(deltas=[error]))
             return
         self._front_of[request.id] = front
+        self._num_open[front] += 1
         delta = self._loop.submit(request, self._clock())
         if delta is not None:
-            self._deliver([delta])
+            self._deliver(StepOutput(deltas=[delta]))
 
     def _abort(self, request_id: str, reason: AbortReason = "abort") -> None:
         delta = self._loop.abort(request_id, self._clock(), reason)
         if delta is not None:
-            self._deliver([delta])
+            self._deliver(StepOutput(deltas=[delta]))
 
     def _drop(self, front: str) -> None:
         for request_id in [r for r, f in self._front_of.items() if f == front]:
             self._loop.abort(request_id, self._clock())
-            del self._front_of[request_id]
+            self._forget(request_id)
 
-    def _deliver(self, deltas: list[Delta]) -> None:
-        """Sort the step's deltas by front; the only loop over them on this side."""
-        by_front: dict[str, list[Delta]] = {}
-        for delta in deltas:
-            front = self._front_of.get(delta.id)
-            if front is None:
-                continue
+    def _forget(self, request_id: str) -> None:
+        front = self._front_of.pop(request_id, None)
+        if front is not None:
+            self._num_open[front] -= 1
+            if not self._num_open[front]:
+                del self._num_open[front]
+
+    def _deliver(self, output: StepOutput) -> None:
+        """Tell the fronts. With one of them, the common case, nothing is looked at row by row."""
+        if len(self._num_open) == 1:
+            if output:
+                self._emit(next(iter(self._num_open)), output)
+        else:
+            for front, part in self._by_front(output).items():
+                self._emit(front, part)
+        for delta in output.deltas:
             if delta.finish is not None:
-                del self._front_of[delta.id]
-            by_front.setdefault(front, []).append(delta)
-        for front, items in by_front.items():
-            self._emit(front, items)
+                self._forget(delta.id)
+
+    def _by_front(self, output: StepOutput) -> dict[str, StepOutput]:
+        front_of = self._front_of
+        parts = {front: StepOutput() for front in self._num_open}
+        for request_id, token in zip(output.request_ids, output.tokens, strict=True):
+            part = parts.get(front_of.get(request_id, ""))
+            if part is not None:
+                part.request_ids.append(request_id)
+                part.tokens.append(token)
+        for delta in output.deltas:
+            part = parts.get(front_of.get(delta.id, ""))
+            if part is not None:
+                part.deltas.append(delta)
+        return {front: part for front, part in parts.items() if part}
 
     def _call(self, call: Call) -> None:
         try:

@@ -157,7 +157,10 @@ class _Batch:
                 if delta is not None:
                     self._take(delta, bar)
             while self._streams:
-                for delta in loop.step(time.monotonic()):
+                output = loop.step(time.monotonic())
+                for request_id, token in zip(output.request_ids, output.tokens, strict=True):
+                    self._take(Delta(request_id, [token]), bar)
+                for delta in output.deltas:
                     self._take(delta, bar)
         finally:
             for request_id in self._streams:  # an error or Ctrl-C: leave nothing running

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from octavo.core.errors import EngineUnavailable, ServerError
-from octavo.core.plan import AbortReason, Delta
+from octavo.core.plan import AbortReason, StepOutput
 from octavo.core.request import Request
 from octavo.engine.client import EngineInfo, Health
 from octavo.engine.driver import Call, Driver
@@ -104,12 +104,8 @@ class LocalClient:
         except Exception as error:  # whatever ended the engine ends its streams, with its words
             tell(self._lost, error)
 
-    def _emit(self, front: str, deltas: list[Delta]) -> None:
-        self._event_loop.call_soon_threadsafe(self._put, deltas)
-
-    def _put(self, deltas: list[Delta]) -> None:
-        for delta in deltas:
-            self._streams.put(delta)
+    def _emit(self, front: str, output: StepOutput) -> None:
+        self._event_loop.call_soon_threadsafe(self._streams.put_step, output)
 
     def _ready(self, info: EngineInfo) -> None:
         assert self._info is not None

@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeVar
 
 from octavo.core.errors import CallerError
-from octavo.core.plan import AbortReason, Delta
+from octavo.core.plan import AbortReason, Delta, StepOutput
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerStats
 from octavo.distributed.executor import Executor
@@ -43,7 +43,7 @@ class EngineLoop:
     def abort(self, request_id: str, now: float, reason: AbortReason = "abort") -> Delta | None:
         return self._whole(partial(self.scheduler.abort, request_id, now, reason=reason))
 
-    def step(self, now: float) -> list[Delta]:
+    def step(self, now: float) -> StepOutput:
         """Start as many plans as the executor takes, then finish the oldest one."""
         return self._whole(partial(self._step, now))
 
@@ -72,7 +72,7 @@ class EngineLoop:
         self._torn = False
         return value
 
-    def _step(self, now: float) -> list[Delta]:
+    def _step(self, now: float) -> StepOutput:
         while self._under_way < self.executor.depth:
             plan = self.scheduler.plan(now)
             if plan.is_empty:
@@ -80,7 +80,7 @@ class EngineLoop:
             self.executor.submit(plan)
             self._under_way += 1
         if not self._under_way:
-            return []
+            return StepOutput()
         result = self.executor.result()
         self._under_way -= 1
-        return self.scheduler.apply(result, now)
+        return StepOutput([], [], self.scheduler.apply(result, now))

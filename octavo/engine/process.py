@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from octavo.core.errors import StartupError
-from octavo.core.plan import Delta
+from octavo.core.plan import Delta, StepOutput
 from octavo.engine import wire
 from octavo.engine.children import (
     die_with_parent,
@@ -71,13 +71,13 @@ class EngineProcess:
         self._server.broadcast(self._greeting)
         report(kind="ready")
 
-    def _emit(self, front: str, deltas: list[Delta]) -> None:
-        self._server.send(front, wire.Deltas(deltas))
+    def _emit(self, front: str, output: StepOutput) -> None:
+        self._server.send(front, wire.News(output))
 
     def _receive(self, front: str, message: Any) -> None:
         if self._driver is None:
             if isinstance(message, wire.Submit):  # no front of ours does this before Ready
-                self._emit(front, [not_ready(message.request.id)])
+                self._emit(front, StepOutput(deltas=[not_ready(message.request.id)]))
             return
         inbox = self._driver.inbox
         if isinstance(message, wire.Submit):

@@ -107,9 +107,8 @@ class SocketClient:
 
     def _receive(self, message: wire.ToFront) -> None:
         assert self._info is not None
-        if isinstance(message, wire.Deltas):
-            for delta in message.items:
-                self._streams.put(delta)
+        if isinstance(message, wire.News):
+            self._streams.put_step(message.output)
         elif isinstance(message, wire.Ready):
             self._health = Health(True, "ready")
             if not self._info.done():  # greeted and told at once: the same news twice

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 
 from octavo.core.errors import InvalidRequest, ServerError
-from octavo.core.plan import Delta
+from octavo.core.plan import Delta, StepOutput
 
 
 class DeltaStream(AsyncIterator[Delta]):
@@ -32,6 +32,14 @@ class DeltaStream(AsyncIterator[Delta]):
             self._waiting.append(item)
         self._news.set()
 
+    def put_token(self, token: int) -> None:
+        """A delta of one id, made only if none waits."""
+        last = self._waiting[-1] if self._waiting else None
+        if isinstance(last, _Merged):
+            last.ids.append(token)
+        else:
+            self.put(_Merged(self._id, [token]))
+
     async def __anext__(self) -> Delta:
         if self._ended:
             raise StopAsyncIteration
@@ -53,6 +61,8 @@ class DeltaStream(AsyncIterator[Delta]):
 
 class _Merged(Delta):
     """Its lists are its own, so that they may grow."""
+
+    __slots__ = ()
 
 
 def _merged(first: Delta, then: Delta) -> _Merged:
@@ -90,6 +100,16 @@ class Streams:
             )
         stream = self._open[request_id] = DeltaStream(self, request_id)
         return stream
+
+    def put_step(self, output: StepOutput) -> None:
+        """Give each open stream its news of a step."""
+        streams = self._open
+        for request_id, token in zip(output.request_ids, output.tokens, strict=True):
+            stream = streams.get(request_id)
+            if stream is not None:
+                stream.put_token(token)
+        for delta in output.deltas:
+            self.put(delta)
 
     def put(self, delta: Delta) -> None:
         stream = self._open.get(delta.id)

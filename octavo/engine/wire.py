@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from octavo.core.plan import AbortReason, Delta
+from octavo.core.plan import AbortReason, StepOutput
 from octavo.core.request import Request
 from octavo.engine.client import EngineInfo
 
@@ -56,8 +56,10 @@ class Ready(msgspec.Struct, tag="ready"):
     info: EngineInfo
 
 
-class Deltas(msgspec.Struct, tag="deltas"):
-    items: list[Delta]
+class News(msgspec.Struct, tag="news"):
+    """What a step has brought the requests of this front."""
+
+    output: StepOutput
 
 
 class Reply(msgspec.Struct, tag="reply"):
@@ -67,7 +69,7 @@ class Reply(msgspec.Struct, tag="reply"):
 
 
 ToEngine = Hello | Submit | Abort | Control
-ToFront = Progress | Ready | Deltas | Reply
+ToFront = Progress | Ready | News | Reply
 
 
 def encode(message: ToEngine | ToFront) -> bytes:

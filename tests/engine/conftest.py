@@ -28,7 +28,7 @@ from tests.fakes.runner import FakeWorker
 
 NUM_PAGES = 129
 MAX_MODEL_LEN = 512
-INFO = EngineInfo(MAX_MODEL_LEN, NUM_PAGES, 16, 8, "fake", "float32", (NUM_PAGES - 1) * 16)
+INFO = EngineInfo(MAX_MODEL_LEN, NUM_PAGES, 16, 8, "fake", "float32")
 LIMITS = Limits(vocab_size=512, max_model_len=MAX_MODEL_LEN, page_size=16, eos_ids=(2,))
 
 
@@ -49,7 +49,7 @@ class SocketEngine:
         self.path = path
         self.loop = make_loop(worker)
         self.error: Exception | None = None
-        self._driver = Driver(self.loop, lambda f, d: self._server.send(f, wire.Deltas(d)))
+        self._driver = Driver(self.loop, lambda f, o: self._server.send(f, wire.News(o)))
         self._server = EngineServer(path, self._receive, self._gone, lambda: wire.Ready(INFO))
         self._server.start()
         self._thread = threading.Thread(target=self._run, daemon=True)

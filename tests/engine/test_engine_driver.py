@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from octavo.core.plan import Delta
+from octavo.core.plan import Delta, StepOutput
 from octavo.core.request import Request
-from octavo.engine.driver import MAX_FAILED_STEPS, Call, Driver
+from octavo.engine.driver import MAX_FAILED_STEPS, Call, Driver, Drop
 from tests.engine.conftest import NUM_PAGES, make_loop
+from tests.fakes.news import as_deltas
 from tests.fakes.runner import FakeWorker
 
 
@@ -21,8 +22,8 @@ class Told:
         self.deltas: dict[tuple[str, str], list[Delta]] = {}
         self.driver = Driver(make_loop(worker), self._emit)
 
-    def _emit(self, front: str, deltas: list[Delta]) -> None:
-        for delta in deltas:
+    def _emit(self, front: str, output: StepOutput) -> None:
+        for delta in as_deltas(output):
             self.deltas.setdefault((front, delta.id), []).append(delta)
 
     def run(self, *items: Any) -> None:
@@ -113,6 +114,20 @@ def test_a_duplicate_id_is_answered(worker: FakeWorker) -> None:
     assert told.last("a", "g").error_code == "duplicate_request_id"
     assert "'a'" in str(told.last("a", "g").error)
     assert told.last("a", "f").finish == "length"
+
+
+def test_columns_reach_their_fronts_whatever_is_open(worker: FakeWorker) -> None:
+    told = Told(worker)
+    for name, front in (("a", "f"), ("b", "g"), ("c", "f")):
+        told.driver._take((front, Request(name, [5], 20)))
+    told.driver._take(Drop("g"))
+    rows = StepOutput(["a", "b", "c"], [7, 8, 9], [])
+    told.driver._take(("g", Request("d", [5], 20)))
+    told.driver._deliver(rows)
+    told.driver._deliver(StepOutput(["a"], [1], [Delta("d", [4], "stop"), Delta("c", [3])]))
+    told.driver._deliver(StepOutput(["a", "c"], [2, 5]))  # one front is left
+    ids = {key: [i for delta in news for i in delta.ids] for key, news in told.deltas.items()}
+    assert ids == {("f", "a"): [7, 1, 2], ("f", "c"): [9, 3, 5], ("g", "d"): [4]}
 
 
 def test_the_reason_of_an_abort_reaches_the_counters(worker: FakeWorker) -> None:

@@ -13,6 +13,7 @@ from octavo.core.scheduler import Scheduler
 from octavo.distributed.executor import Executor, LocalExecutor
 from octavo.engine.loop import EngineLoop
 from tests.fakes.executor import FakeExecutor
+from tests.fakes.news import as_deltas
 from tests.fakes.runner import FakeWorker
 
 NUM_PAGES = 24  # too few for all at once: some are preempted
@@ -33,7 +34,7 @@ def outputs(executor: Executor) -> tuple[dict[str, list[int]], dict[str, str | N
         prompt = [index % 3, *range(10 + 7 * index)]
         loop.submit(Request(f"r{index}", prompt, max_tokens=20 + index, stop_ids=frozenset({9})), 0)
     while loop.has_work:
-        for delta in loop.step(0.0):
+        for delta in as_deltas(loop.step(0.0)):
             assert finish.get(delta.id) is None, "a delta after the last one"
             ids.setdefault(delta.id, []).extend(delta.ids)
             finish[delta.id] = delta.finish
@@ -60,7 +61,7 @@ def make_loop(executor: Executor) -> EngineLoop:
 def run(loop: EngineLoop) -> list[int]:
     ids: list[int] = []
     while loop.has_work:
-        ids += [token for delta in loop.step(0.0) for token in delta.ids]
+        ids += [token for delta in as_deltas(loop.step(0.0)) for token in delta.ids]
     return ids
 
 

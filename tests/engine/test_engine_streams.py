@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from octavo.core.errors import EngineUnavailable
-from octavo.core.plan import Delta, TokenLogprobs
+from octavo.core.plan import Delta, StepOutput, TokenLogprobs
 from octavo.core.sampling import SamplingParams
 from octavo.engine.service import Service
 from octavo.engine.streams import Streams
@@ -37,6 +37,18 @@ async def test_waiting_deltas_become_one() -> None:
     assert (whole.finish, whole.stop_id, whole.cached_tokens) == ("stop", 2, 16)
     assert sent[0].ids == [0]  # what was put is not changed
     assert len(streams) == 0
+
+
+async def test_columns_and_deltas_of_a_stream_come_in_order() -> None:
+    streams = Streams()
+    stream, other = streams.open("r"), streams.open("s")
+    streams.put_step(StepOutput(["r", "nobody"], [1, 2], [Delta("s", [9])]))
+    streams.put_step(StepOutput(["s", "r"], [8, 3]))
+    streams.put_step(StepOutput(["r"], [4], [Delta("s", [7], finish="stop")]))
+    assert (await anext(stream)).ids == [1, 3, 4]
+    assert [(delta.ids, delta.finish) async for delta in other] == [([9, 8, 7], "stop")]
+    streams.put_step(StepOutput(["r", "s"], [5, 6]))
+    assert (await anext(stream)).ids == [5]
 
 
 async def test_a_consumer_that_keeps_up_gets_each() -> None:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from octavo.core.plan import Delta, TokenLogprobs
+from octavo.core.plan import Delta, StepOutput, TokenLogprobs
 from octavo.core.request import Request, Sampling
 from octavo.engine import wire
 from octavo.engine.client import EngineInfo
@@ -40,12 +40,16 @@ TO_ENGINE = [
 ]
 TO_FRONT = [
     wire.Progress("loading", 0.5),
-    wire.Ready(EngineInfo(512, 100, 16, 8, "cpu", "float32", 1584)),
-    wire.Deltas(
-        [
-            Delta("r-1", [5], cached_tokens=0, logprobs=[TokenLogprobs([5, 6], [-0.1, -2.0], 1)]),
-            Delta("r-2", [], finish="error", error_code="x", error="y"),
-        ]
+    wire.Ready(EngineInfo(512, 100, 16, 8, "cpu", "float32")),
+    wire.News(
+        StepOutput(
+            ["r-3", "r-4"],
+            [7, 2**31],
+            [
+                Delta("r-1", [5], cached_tokens=0, logprobs=[TokenLogprobs([5], [-0.1], 1)]),
+                Delta("r-2", [], finish="error", error_code="x", error="y"),
+            ],
+        )
     ),
     wire.Reply(3, {"running": 1}),
 ]
@@ -67,7 +71,7 @@ def test_messages_survive_any_cut_of_the_stream(cuts: list[int], to_engine: bool
 def test_a_front_may_not_speak_as_an_engine() -> None:
     frames = wire.Frames(wire.ToEngine)
     with pytest.raises(msgspec.ValidationError):
-        list(frames.feed(wire.encode(wire.Deltas([]))))
+        list(frames.feed(wire.encode(wire.News(StepOutput()))))
 
 
 def test_a_wrongly_typed_request_is_refused() -> None:
