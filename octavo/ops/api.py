@@ -6,7 +6,8 @@ backend is tested against. A backend overrides the methods it has something bett
 prints it.
 
 Shapes: T tokens of this step, R rows (requests) of this step, H query heads, K KV heads, D head
-size, P pages, L layers of the group.
+size, P pages, L layers of the group. KV pages are [P, L, 2, K, page_size, D] of a floating type, or
+bytes with scales (:mod:`octavo.ops.fp8`).
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from typing import cast
 
 import torch
 from torch import Tensor
+
+from octavo.ops import fp8
 
 
 @dataclass(slots=True)
@@ -85,9 +88,8 @@ class Ops:
         """QK-norm if weights are given, rotate q and k, write k and v to their pages.
 
         ``qkv`` [T, (H + 2K)·D]; ``positions`` int64 [T]; ``cos_sin`` fp32 [max_position, rope_dim]
-        (cosines, then sines; half-split "neox" rotation); ``kv_pages`` [P, L, 2, K, page_size, D],
-        where a backend may order the elements within a head of a page as its ``attend`` likes.
-        Returns q [T, H, D].
+        (cosines, then sines; half-split "neox" rotation). A backend may order the elements within
+        a head of a page as its ``attend`` likes. Returns q [T, H, D].
         """
         heads = qkv.view(qkv.shape[0], num_heads + 2 * num_kv_heads, -1)
         q, k, v = heads.tensor_split((num_heads, num_heads + num_kv_heads), dim=1)
@@ -96,8 +98,7 @@ class Ops:
         if k_norm is not None:
             k = self.rms_norm(k, k_norm, eps)
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-        kv_pages[meta.page, layer, 0, :, meta.offset] = _rotate(k, cos, sin).to(kv_pages.dtype)
-        kv_pages[meta.page, layer, 1, :, meta.offset] = v.to(kv_pages.dtype)
+        _write_pages(kv_pages, layer, meta, _rotate(k, cos, sin), v)
         return _rotate(q, cos, sin)
 
     def attend(
@@ -112,9 +113,9 @@ class Ops:
     ) -> None:
         """Causal attention of each row's new tokens over its pages; writes ``out`` [T, H, D].
 
-        ``q`` [T, H, D]; ``kv_pages`` [P, L, 2, K, page_size, D] read in place. The reference
-        gathers pages; fast backends do not. Rows may be empty, and tokens past the last row
-        (padding) are left alone. Unwritten parts of a page may hold NaN.
+        ``q`` [T, H, D]; ``kv_pages`` are read in place. The reference gathers pages; fast backends
+        do not. Rows may be empty, and tokens past the last row (padding) are left alone. Unwritten
+        parts of a page may hold NaN.
         """
         starts, contexts = meta.query_start.tolist(), meta.context_len.tolist()
         for row, context in enumerate(contexts):
@@ -123,8 +124,9 @@ class Ops:
                 continue
             first = context - (end - begin)  # position of the row's first query
             low = max(0, first - meta.window + 1) if meta.window else 0
-            span = kv_pages[meta.page_table[row, : -(-context // meta.page_size)].long(), layer]
-            k, v = (span[:, i].transpose(1, 2).flatten(0, 1)[low:context].float() for i in (0, 1))
+            pages = meta.page_table[row, : -(-context // meta.page_size)].long()
+            span = _read_pages(kv_pages[pages, layer], meta.page_size)
+            k, v = (span[:, i].transpose(1, 2).flatten(0, 1)[low:context] for i in (0, 1))
             visible = _visible(first, context, low, meta.window, q.device)
             out[begin:end] = _dense_attention(
                 q[begin:end].float(), k, v, visible, scale, soft_cap
@@ -151,6 +153,23 @@ class Ops:
 
     def embedding(self, ids: Tensor, weight: Tensor) -> Tensor:
         return torch.nn.functional.embedding(ids, weight)
+
+
+def _write_pages(kv_pages: Tensor, layer: int, meta: GroupMeta, k: Tensor, v: Tensor) -> None:
+    """``k`` and ``v`` [T, K, D] to the places of the step's tokens."""
+    for index, x in enumerate((k, v)):
+        if fp8.is_fp8(kv_pages):
+            codes, scales = fp8.page_views(kv_pages[:, layer, index], meta.page_size)
+            codes[meta.page, :, meta.offset], scales[meta.page, :, meta.offset] = fp8.quantize(x)
+        else:
+            kv_pages[meta.page, layer, index, :, meta.offset] = x.to(kv_pages.dtype)
+
+
+def _read_pages(pages: Tensor, page_size: int) -> Tensor:
+    """fp32 [N, 2, K, page_size, D] of one layer's pages [N, 2, K, ...]."""
+    if fp8.is_fp8(pages):
+        return fp8.dequantize(*fp8.page_views(pages, page_size))
+    return pages.float()
 
 
 def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

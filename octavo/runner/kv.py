@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
+from octavo.ops import fp8
 from octavo.ops.api import Ops
 
 
@@ -20,16 +22,20 @@ def allocate_kv(
     device: torch.device,
     ops: Ops,
 ) -> tuple[Tensor, ...]:
-    """One tensor [P, L_g, 2, K, page_size, D] a group, all views of the same pages.
+    """One tensor [P, L_g, 2, K, page_size, D] a group, all views of the same pages; for
+    ``fp8.KV_DTYPE`` bytes in the shape of :mod:`octavo.ops.fp8`.
 
     A page is as large as its largest group needs and holds all layers of *one* group, so that
     swapping or sending it moves one range. The pages start as zeros: a masked read of memory
     that nothing wrote must not meet a NaN. Memory comes from ``ops``: on a CPU it is not taken
     before it is touched.
     """
-    per_layer = 2 * num_kv_heads * page_size * head_dim
+    head: tuple[int, ...] = (page_size, head_dim)
+    if dtype is fp8.KV_DTYPE:
+        head, dtype = (fp8.head_bytes(page_size, head_dim),), torch.uint8
+    per_layer = 2 * num_kv_heads * math.prod(head)
     pool = ops.new_pages(num_pages, max(group_layers) * per_layer, dtype, device)
     return tuple(
-        pool[:, : layers * per_layer].view(num_pages, layers, 2, num_kv_heads, page_size, head_dim)
+        pool[:, : layers * per_layer].view(num_pages, layers, 2, num_kv_heads, *head)
         for layers in group_layers
     )

@@ -16,6 +16,7 @@ from octavo.core.groups import layer_groups
 from octavo.core.spec import ModelSpec
 from octavo.models.batch import Batch
 from octavo.models.decoder import Decoder
+from octavo.ops import fp8
 from octavo.ops.api import GroupMeta
 
 
@@ -52,9 +53,11 @@ def empty_kv(
     head_dim: int,
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """The cache of one layer group, [P, L, 2, K, page_size, D], all NaN."""
-    shape = (num_pages, num_layers, 2, num_kv_heads, page_size, head_dim)
-    return torch.full(shape, float("nan"), dtype=dtype)
+    """The cache of one layer group, [P, L, 2, K, page_size, D] or bytes for fp8, all NaN."""
+    shape = (num_pages, num_layers, 2, num_kv_heads)
+    if dtype is fp8.KV_DTYPE:
+        return torch.full((*shape, fp8.head_bytes(page_size, head_dim)), 0xFF, dtype=torch.uint8)
+    return torch.full((*shape, page_size, head_dim), float("nan"), dtype=dtype)
 
 
 def model_kv(
