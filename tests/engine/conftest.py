@@ -28,7 +28,7 @@ from tests.fakes.runner import FakeWorker
 
 NUM_PAGES = 129
 MAX_MODEL_LEN = 512
-INFO = EngineInfo(MAX_MODEL_LEN, NUM_PAGES, 16, 8, "fake", "float32")
+INFO = EngineInfo(MAX_MODEL_LEN, NUM_PAGES, 16, 8, "fake", "float32", (NUM_PAGES - 1) * 16)
 LIMITS = Limits(vocab_size=512, max_model_len=MAX_MODEL_LEN, page_size=16, eos_ids=(2,))
 
 

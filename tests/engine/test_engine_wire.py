@@ -40,7 +40,7 @@ TO_ENGINE = [
 ]
 TO_FRONT = [
     wire.Progress("loading", 0.5),
-    wire.Ready(EngineInfo(512, 100, 16, 8, "cpu", "float32")),
+    wire.Ready(EngineInfo(512, 100, 16, 8, "cpu", "float32", 1584)),
     wire.News(
         StepOutput(
             ["r-3", "r-4"],
