@@ -60,7 +60,7 @@ class StepTimeFit:
     """
 
     def __init__(self, memory: float = MEMORY) -> None:
-        self.current = StepTime(0.0)
+        self.model = StepTime(0.0)
         self._keep = 1 - 1 / memory
         self._sums = ([0.0] * 14, [0.0] * 14)  # without prompts, with; see _products
         self._num_steps = 0
@@ -74,10 +74,10 @@ class StepTimeFit:
 
     def predict(self, prefill_tokens: int, decode_rows: int, context_tokens: int) -> float:
         """Seconds of a step."""
-        return self.current.seconds(prefill_tokens, decode_rows, context_tokens)
+        return self.model.seconds(prefill_tokens, decode_rows, context_tokens)
 
     def prefill_tokens_within(self, seconds: float, decode_rows: int, context_tokens: int) -> int:
-        return self.current.prefill_tokens_within(seconds, decode_rows, context_tokens)
+        return self.model.prefill_tokens_within(seconds, decode_rows, context_tokens)
 
     def observe(
         self, prefill_tokens: int, decode_rows: int, context_tokens: int, seconds: float
@@ -96,7 +96,7 @@ class StepTimeFit:
         self._num_steps += 1
         self._num_prefills += kind
         if self._num_steps % SOLVE_EVERY == 0:
-            self.current = _solve([a + b for a, b in zip(*self._sums, strict=True)])
+            self.model = _solve([a + b for a, b in zip(*self._sums, strict=True)])
 
     def _tempered(self, predicted: float, seconds: float) -> float:
         """``seconds``, or as far from the prediction as one step may pull."""

@@ -46,7 +46,7 @@ def test_noise_averages_out_and_no_coefficient_is_negative() -> None:
     draw, fit = random.Random(1), StepTimeFit()
     for step in steps(600):
         fit.observe(*step, TRUE.seconds(*step) * draw.lognormvariate(0, 0.1))
-        now = fit.current
+        now = fit.model
         assert min(now.base, now.per_token, now.per_row, now.per_context) >= 0
     assert worst_error(fit) < 0.06
 
