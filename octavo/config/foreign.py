@@ -46,6 +46,7 @@ EXPLANATIONS: dict[str, str] = {
     "enforce_eager": "is not needed: nothing is compiled or captured at start",
     "trust_remote_code": "is not possible: Octavo never runs code from a model's folder",
     "skip_tokenizer_init": "is not possible: the text routes need the tokenizer",
+    "calculate_kv_scales": "is not needed: each token and head has its own scale",
     "num_gpu_blocks_override": "is not an option here: use --kv-cache-tokens",
     "quantization": (
         f"{_LATER}; a GGUF file is dequantised when it is loaded, and needs no option"
@@ -68,7 +69,6 @@ _NOT_YET: dict[str, str] = {
         "speculative_config spec_method spec_model spec_tokens speculative_model "
         "num_speculative_tokens"
     ),
-    "the KV cache has the model's type": "kv_cache_dtype calculate_kv_scales",
     "ids may differ in the last digits of a sum when the batch does": (
         "batch_invariant enable_deterministic_inference"
     ),
@@ -125,7 +125,6 @@ NEUTRAL: dict[str, tuple[str, ...]] = {
     "tensor_parallel_size": ("1",),
     "pipeline_parallel_size": ("1",),
     "data_parallel_size": ("1",),
-    "kv_cache_dtype": ("auto",),
     "tokenizer_mode": ("auto",),
     "tp_size": ("1",),
     "api_server_count": ("1",),

@@ -136,7 +136,7 @@ class Options:
         "auto",
         choice("auto", *DTYPES, aliases=DTYPE_ALIASES),
         "Device and memory",
-        "Type of weights and KV cache; auto: the checkpoint's, but bfloat16 for float16 on a CPU",
+        "Type of weights and sums; auto: the checkpoint's, but bfloat16 for float16 on a CPU",
     )
     max_model_len: int | Auto | None = option(
         None,
@@ -164,6 +164,13 @@ class Options:
         or_auto(count(1)),
         "Device and memory",
         "Capacity of the KV cache in tokens, instead of --kv-cache-memory; rounded up to a page",
+    )
+    kv_cache_dtype: str = option(
+        "auto",
+        choice("auto", "fp8", aliases={"fp8_e4m3": "fp8"}),
+        "Device and memory",
+        "Type of keys and values; auto: --dtype; fp8: e4m3 with a scale for each token and head, "
+        "nearly twice as many tokens in the same memory",
     )
     block_size: int = option(
         16, number_of(16, 32, 64), "Device and memory", "Tokens a page of the KV cache"

@@ -55,6 +55,7 @@ class Config(Options):
 
     device: str
     dtype: str
+    kv_cache_dtype: str
     max_model_len: int
     kv_cache_memory: int
     kv_cache_tokens: int
@@ -88,7 +89,7 @@ class _Resolver:
         self._policies()
         self._device()
         self._dtype()
-        layout = cache_layout(self._spec, self._values["dtype"], self._options.block_size)
+        layout = cache_layout(self._spec, self._values["kv_cache_dtype"], self._options.block_size)
         self._step_tokens()
         self._pool(layout)
         self._swap(layout)
@@ -140,6 +141,8 @@ class _Resolver:
                 self._set("dtype", "bfloat16", "the checkpoint's float16 is slow on a CPU")
             else:
                 self._set("dtype", own, "the checkpoint's")
+        if self._options.kv_cache_dtype == "auto":
+            self._set("kv_cache_dtype", self._values["dtype"], "that of --dtype")
         self._set("weight_bytes", self._weight_bytes, "parameters × bytes each")
 
     @property

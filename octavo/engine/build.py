@@ -20,6 +20,7 @@ from octavo.engine.loop import EngineLoop
 from octavo.engine.startup import read_checkpoint
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
+from octavo.ops import fp8
 from octavo.ops.cpu.warm import warm_kernels
 from octavo.ops.sampling import select_sampling_ops
 from octavo.ops.sampling.reference import SamplingOps
@@ -35,7 +36,12 @@ from octavo.weights.loader import WeightSlot
 log = logging.getLogger("octavo.engine")
 
 Progress = Callable[[str, float], None]
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp8": fp8.KV_DTYPE,
+}
 
 
 def build_engine(config: Config, progress: Progress | None = None) -> tuple[EngineLoop, EngineInfo]:
@@ -44,7 +50,7 @@ def build_engine(config: Config, progress: Progress | None = None) -> tuple[Engi
     start = time.perf_counter()
     checkpoint = read_checkpoint(config)
     runner, notes = _runner(config, checkpoint, progress)
-    layout = cache_layout(checkpoint.spec, config.dtype, config.block_size)
+    layout = cache_layout(checkpoint.spec, config.kv_cache_dtype, config.block_size)
     scheduler = Scheduler(
         pool=PagePool(config.num_pages, config.block_size, layout.blocks),
         max_num_seqs=config.max_num_seqs,
@@ -72,6 +78,7 @@ def _runner(
 ) -> tuple[Runner, dict[str, str]]:
     spec = checkpoint.spec
     device, dtype = torch.device(config.device), DTYPES[config.dtype]
+    kv_dtype = DTYPES[config.kv_cache_dtype]
     ops = select_ops(
         config.device,
         dtype,
@@ -89,7 +96,7 @@ def _runner(
         spec.num_kv_heads,
         config.block_size,
         spec.head_dim,
-        dtype,
+        kv_dtype,
         device,
         ops,
     )
@@ -112,6 +119,7 @@ def _runner(
         ops,
         spec,
         dtype=dtype,
+        kv_dtype=kv_dtype,
         page_size=config.block_size,
         progress=lambda done, total: progress("Compiling kernels", done / total),
     )
@@ -163,9 +171,11 @@ def _log_kv(config: Config) -> None:
         config.max_concurrency,
     )
     log.info(
-        "KV cache: %d pages of %d tokens, %.2f GiB; max_num_seqs=%d, max_num_batched_tokens=%d",
+        "KV cache: %d pages of %d tokens in %s, %.2f GiB; max_num_seqs=%d, "
+        "max_num_batched_tokens=%d",
         config.num_pages,
         config.block_size,
+        config.kv_cache_dtype,
         config.kv_cache_memory / 2**30,
         config.max_num_seqs,
         config.max_num_batched_tokens,

@@ -169,7 +169,7 @@ def test_names_that_people_know_are_in_the_table() -> None:
 
 
 def test_a_foreign_option_that_asks_for_nothing_is_taken() -> None:
-    assert load_options({"tensor-parallel-size": "1", "kv_cache_dtype": "auto"}, {}).port == 8000
+    assert load_options({"tensor-parallel-size": "1", "tokenizer_mode": "auto"}, {}).port == 8000
     assert "one device" in refusal({"tp": "2"})
 
 

@@ -51,6 +51,19 @@ def refusal(spec: ModelSpec = SMALL, facts: HostFacts = LAPTOP, **given: Any) ->
     return str(caught.value)
 
 
+def test_fp8_keys_and_values_nearly_double_the_tokens() -> None:
+    plain, small = (config(kv_cache_memory="1GiB", kv_cache_dtype=d) for d in ("auto", "fp8"))
+    assert (plain.kv_cache_dtype, small.kv_cache_dtype) == ("bfloat16", "fp8")
+    assert plain.dtype == small.dtype == "bfloat16"
+    assert plain.weight_bytes == small.weight_bytes
+    assert small.num_pages == GIB // int(PAGE_BYTES * (64 + 2) / 128)  # a byte each, 2 a vector
+    assert small.kv_cache_tokens == (small.num_pages - 1) * 16
+    assert small.max_concurrency == pytest.approx(plain.max_concurrency * 128 / 66, rel=1e-2)
+    assert config(kv_cache_dtype="fp8_e4m3").kv_cache_dtype == "fp8"
+    assert config(dtype="float32").kv_cache_dtype == "float32"
+    assert "one of auto, fp8" in refusal(kv_cache_dtype="fp4")
+
+
 def test_nothing_is_left_open() -> None:
     made = config()
     assert (made.device, made.dtype, made.cpu_threads) == ("cpu", "bfloat16", 4)

@@ -26,8 +26,10 @@ def step_cost(
     starts: Sequence[int],
     counts: Sequence[int],
     num_samples: int,
+    kv_dtype: str | None = None,
 ) -> Cost:
-    """Cost of a step that computes tokens [start, start + count) of each sequence.
+    """Cost of a step that computes tokens [start, start + count) of each sequence, with keys and
+    values in ``kv_dtype`` (None: ``dtype``).
 
     Bytes: every weight once (the head only if something is sampled), the embedding rows, the keys
     and values that the sequences see, once each, and those that are written. Activations are taken
@@ -41,7 +43,7 @@ def step_cost(
     weights = trunk + (head if num_samples else 0) + tokens * spec.hidden_size
     flops = 2 * (trunk * tokens + head * num_samples)
     kv_bytes = 0
-    for block in cache_layout(spec, dtype).blocks:
+    for block in cache_layout(spec, kv_dtype or dtype).blocks:
         per_token = len(block.layers) * (block.bytes_per_token + block.scale_bytes_per_token)
         for start, count in zip(starts, counts, strict=True):
             kv_bytes += per_token * (visible_tokens(start, count, block.window) + count)

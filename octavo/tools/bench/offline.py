@@ -81,6 +81,7 @@ class OfflineEngine:
         return {
             "model": config.served_model_name[0],
             "dtype": self.dtype,
+            "kv_cache_dtype": config.kv_cache_dtype,
             "max_num_seqs": config.max_num_seqs,
             "max_num_batched_tokens": config.max_num_batched_tokens,
             "kernels": self.llm.info.notes.get("kernels"),
@@ -90,8 +91,9 @@ class OfflineEngine:
 
     def shares(self, steps: Sequence[Step], seconds: float) -> dict[str, float]:
         """The least that ``steps`` cost, against what the machine does at best in ``seconds``."""
+        kv_dtype = self.llm.config.kv_cache_dtype
         cost = total(
-            step_cost(self.spec, self.dtype, step.starts, step.counts, step.num_samples)
+            step_cost(self.spec, self.dtype, step.starts, step.counts, step.num_samples, kv_dtype)
             for step in steps
         )
         return {
