@@ -7,13 +7,26 @@ them for whatever the machine has.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from llvmlite import ir
+from numba import types
 from numba.core import cgutils
 
-I1, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 16, 32, 64))
+I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 F32, F64 = ir.FloatType(), ir.DoubleType()
+
+
+def literals(*kinds: types.Literal) -> list[int]:
+    """The values of compile-time arguments."""
+    return [kind.literal_value for kind in kinds]
+
+
+@contextmanager
+def loop(builder: ir.IRBuilder, count: ir.Value) -> Iterator[ir.Value]:
+    with cgutils.for_range(builder, count) as counted:
+        yield counted.index
 
 
 class _Bfloat(ir.Type):
@@ -41,6 +54,7 @@ class Lanes:
         self.f32 = ir.VectorType(F32, n) if n > 1 else F32
         self.i32 = ir.VectorType(I32, n) if n > 1 else I32
         self.i16 = ir.VectorType(I16, n) if n > 1 else I16
+        self.i8 = ir.VectorType(I8, n) if n > 1 else I8
 
     # -- constants and memory ---------------------------------------------------------------
 
@@ -65,7 +79,7 @@ class Lanes:
 
     def store(self, value: ir.Value, address: ir.Value, offset: ir.Value | int) -> None:
         store = self.b.store(value, self.at(address, offset, value.type))
-        store.align = 2 if value.type in (self.i16, I16) else 4
+        store.align = {self.i8: 1, self.i16: 2, I16: 2}.get(value.type, 4)
 
     def variable(self, value: ir.Value) -> ir.Value:
         """A register (LLVM promotes the slot) that a loop may update, starting at ``value``."""
