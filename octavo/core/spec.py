@@ -51,7 +51,7 @@ class LayerSpec:
 class ModelSpec:
     """A decoder-only transformer, as numbers."""
 
-    family: str  # "llama", "mistral", "qwen2", "qwen3"
+    family: str  # "llama", "mistral", "qwen2", "qwen3", "gemma3_text"
     architecture: str  # the checkpoint's own class name, for messages
     num_layers: int
     hidden_size: int
@@ -69,7 +69,12 @@ class ModelSpec:
     o_bias: bool = False
     mlp_bias: bool = False
     qk_norm: bool = False
-    activation: str = "silu"
+    activation: str = "silu"  # or "gelu_tanh"; of the gate
+    norm_offset: float = 0.0  # added to a norm's weight; then norms multiply in fp32
+    output_norms: bool = False  # attention and MLP are normed once more before the residual sum
+    embedding_scale: float = 1.0
+    attention_scale: float | None = None  # None: head_dim ** -0.5
+    local_rope: RopeSpec | None = None  # of sliding layers, where it is not ``rope``
     dtype: str = "bfloat16"  # of the checkpoint
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()  # union of config and generation_config

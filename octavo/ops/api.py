@@ -54,10 +54,15 @@ class Ops:
     name = "reference"
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        """RMSNorm (Zhang and Sennrich 2019) over the last dimension, in fp32 inside."""
+        """RMSNorm (Zhang and Sennrich 2019) over the last dimension, in fp32 inside.
+
+        A ``weight`` of x's dtype multiplies what was rounded to it (Llama), one in fp32 what was
+        not yet (Gemma).
+        """
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
-        return weight * wide.to(x.dtype)
+        inner = torch.promote_types(x.dtype, weight.dtype)
+        return (weight * wide.to(inner)).to(x.dtype)
 
     def add_rms_norm(
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
@@ -70,6 +75,11 @@ class Ops:
         """``silu(gate) * up`` of a merged [T, 2·I] projection: [T, I]."""
         gate, up = gate_up.chunk(2, dim=-1)
         return torch.nn.functional.silu(gate) * up
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        """The same with GELU in its tanh form (Hendrycks and Gimpel 2016)."""
+        gate, up = gate_up.chunk(2, dim=-1)
+        return torch.nn.functional.gelu(gate, approximate="tanh") * up
 
     def rope_and_write(
         self,

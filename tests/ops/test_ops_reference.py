@@ -166,3 +166,11 @@ def test_add_rms_norm_and_silu_mul() -> None:
     torch.testing.assert_close(normed, torch.nn.functional.rms_norm(total, (12,), weight, eps=1e-5))
     gate, up = x.split(6, dim=-1)
     torch.testing.assert_close(Ops().silu_mul(x), gate * gate.sigmoid() * up)
+    cubic = (2 / torch.pi) ** 0.5 * (gate + 0.044715 * gate**3)
+    torch.testing.assert_close(Ops().gelu_mul(x), gate * (1 + cubic.tanh()) / 2 * up)
+
+
+def test_a_norm_weight_in_fp32_multiplies_before_the_rounding() -> None:
+    x, weight = torch.randn(5, 12).bfloat16(), torch.rand(12)
+    exact = torch.nn.functional.rms_norm(x.float(), (12,), weight, eps=1e-5)
+    assert torch.equal(Ops().rms_norm(x, weight, 1e-5), exact.bfloat16())

@@ -239,6 +239,7 @@ def test_rows_equal_the_reference(dtype: torch.dtype) -> None:
         torch.testing.assert_close(found, expected, **close)
     torch.testing.assert_close(ops.silu_mul(wide), reference.silu_mul(wide), **close)
     torch.testing.assert_close(ops.silu_mul(x), reference.silu_mul(x), **close)
+    torch.testing.assert_close(ops.gelu_mul(wide), reference.gelu_mul(wide), **close)
     ids = torch.tensor([4, 0, 4, 2], device=DEVICE)
     assert torch.equal(ops.embedding(ids, x), x[ids])
     assert ops.embedding(ids[:0], x).shape == (0, 100)

@@ -68,13 +68,13 @@ class CpuOps(Ops):
         )
         return self._launchers.setdefault(key, Launcher(kernel, self._team, arguments))
 
-    def norm_kernel(self, size: int, bf16: bool, adds: bool) -> Launcher:
-        key = (rows.make_norm, size, self.isa.lanes, bf16, adds)
+    def norm_kernel(self, size: int, bf16: bool, adds: bool, fp32_weight: bool = False) -> Launcher:
+        key = (rows.make_norm, size, self.isa.lanes, bf16, adds, fp32_weight)
         return self._launchers.get(key) or self._launcher(key, rows.NORM_ARGUMENTS)
 
-    def silu_kernel(self, size: int, bf16: bool) -> Launcher:
-        key = (rows.make_silu, size, self.isa.lanes, bf16)
-        return self._launchers.get(key) or self._launcher(key, rows.SILU_ARGUMENTS)
+    def gate_kernel(self, size: int, bf16: bool, gelu: bool = False) -> Launcher:
+        key = (rows.make_gate, size, self.isa.lanes, bf16, gelu)
+        return self._launchers.get(key) or self._launcher(key, rows.GATE_ARGUMENTS)
 
     def rope_kernel(self, shape: rope.RopeShape) -> Launcher:
         key = (rope.make_rope, shape, self.isa.lanes)
@@ -93,7 +93,7 @@ class CpuOps(Ops):
     # -- operations -------------------------------------------------------------------------
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        if not _fast(x, weight):
+        if not _fast(x, weight=weight):
             return super().rms_norm(x, weight, eps)
         x = x.contiguous()
         out = torch.empty_like(x)
@@ -104,7 +104,9 @@ class CpuOps(Ops):
         self, x: Tensor, residual: Tensor, weight: Tensor, eps: float
     ) -> tuple[Tensor, Tensor]:
         """In place: the norm takes the place of ``x``, the sum that of ``residual``."""
-        if not (_fast(x, residual, weight) and x.is_contiguous() and residual.is_contiguous()):
+        if not (
+            _fast(x, residual, weight=weight) and x.is_contiguous() and residual.is_contiguous()
+        ):
             return super().add_rms_norm(x, residual, weight, eps)
         self._norm(x, residual, weight, x, eps)
         return x, residual
@@ -116,18 +118,26 @@ class CpuOps(Ops):
         count = elements // size
         parallel, grain = self._split(count, elements)
         sums = 0 if residual is None else residual.data_ptr()
-        kernel = self.norm_kernel(size, x.dtype is torch.bfloat16, residual is not None)
+        bf16 = x.dtype is torch.bfloat16
+        wide = weight.dtype is not x.dtype
+        kernel = self.norm_kernel(size, bf16, residual is not None, wide)
         kernel(count, parallel, x.data_ptr(), sums, weight.data_ptr(), out.data_ptr(), grain, eps)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(gate_up, gelu=False)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(gate_up, gelu=True)
+
+    def _gated(self, gate_up: Tensor, gelu: bool) -> Tensor:
         if not (_fast(gate_up) and gate_up.is_contiguous()):
-            return super().silu_mul(gate_up)
+            return super().gelu_mul(gate_up) if gelu else super().silu_mul(gate_up)
         size = gate_up.shape[-1] // 2
         out = gate_up.new_empty((*gate_up.shape[:-1], size))
         elements = out.numel()
         count = elements // size
         parallel, grain = self._split(count, elements)
-        kernel = self.silu_kernel(size, gate_up.dtype is torch.bfloat16)
+        kernel = self.gate_kernel(size, gate_up.dtype is torch.bfloat16, gelu)
         kernel(count, parallel, gate_up.data_ptr(), out.data_ptr(), grain)
         return out
 
@@ -160,6 +170,7 @@ class CpuOps(Ops):
             bf16=qkv.dtype is torch.bfloat16,
             kv_bf16=kv_pages.dtype is torch.bfloat16,
             norms=q_norm is not None,
+            fp32_norms=q_norm is not None and q_norm.dtype is not qkv.dtype,  # then fp32
         )
         out = qkv.new_empty((count, num_heads, dim))
         parallel, grain = self._split(count, qkv.numel())
@@ -259,9 +270,11 @@ class _Step:
         return self._work[tile_tokens]
 
 
-def _fast(*tensors: Tensor) -> bool:
-    """All of one dtype that kernels know, and not empty."""
+def _fast(*tensors: Tensor, weight: Tensor | None = None) -> bool:
+    """All of one dtype that kernels know, and not empty; ``weight`` may be fp32 as well."""
     dtype = tensors[0].dtype
+    if weight is not None and weight.dtype not in (dtype, torch.float32):
+        return False
     return dtype in _FAST and all(t.dtype is dtype and t.numel() for t in tensors)
 
 

@@ -11,7 +11,7 @@ from numba.extending import intrinsic
 
 from octavo.ops.cpu.jit import FIRST_ARGUMENT, ITEMS, NEXT, SCRATCH, TICKET
 from octavo.ops.cpu.memory import copy_item, load_float64, load_int64, take
-from octavo.ops.cpu.rows import RowAccess, inverse_rms
+from octavo.ops.cpu.rows import RowAccess, inverse_rms, scaled
 from octavo.ops.cpu.simd import Lanes
 from octavo.ops.cpu.tiles import convert_row, literals
 
@@ -28,14 +28,18 @@ class RopeShape:
     bf16: bool  # activations
     kv_bf16: bool
     norms: bool
+    fp32_norms: bool = False  # their weights are fp32
 
 
 @intrinsic(prefer_literal=True)
-def rotate_head(
-    typing, source, weight, cos_sin, target, eps, dim, rotated, lanes, bf16, to_bf16, norms
-):
+def rotate_head(  # noqa: PLR0913
+    typing, source, weight, cos_sin, target, eps, dim, rotated, lanes, bf16, to_bf16, norms,
+    fp32_norms,
+):  # fmt: skip
     """target [dim] = rotation of source [dim], after its RMSNorm if ``norms``."""
-    D, R, n, is_bf16, writes_bf16, has_norm = literals(dim, rotated, lanes, bf16, to_bf16, norms)
+    D, R, n, is_bf16, writes_bf16, has_norm, wide = literals(
+        dim, rotated, lanes, bf16, to_bf16, norms, fp32_norms
+    )
 
     def normed(row: RowAccess, values: list, weight: ir.Value, eps: ir.Value) -> list:
         v = row.v
@@ -44,8 +48,7 @@ def rotate_head(
             squares = v.fma(value, value, squares)
         factor = inverse_rms(v, squares, D, eps)
         return [
-            row.round(v.b.fmul(row.read(weight, i * row.bytes), row.round(v.b.fmul(value, factor))))
-            for i, value in enumerate(values)
+            row.round(scaled(row, value, factor, weight, i, wide)) for i, value in enumerate(values)
         ]
 
     def turned(v: Lanes, values: list, cos_sin: ir.Value) -> list:
@@ -68,7 +71,9 @@ def rotate_head(
             out.write(value if writes_bf16 else row.round(value), target, i * out.bytes)
         return context.get_dummy_value()
 
-    kinds = (source, weight, cos_sin, target, eps, dim, rotated, lanes, bf16, to_bf16, norms)
+    kinds = (
+        source, weight, cos_sin, target, eps, dim, rotated, lanes, bf16, to_bf16, norms, fp32_norms,
+    )  # fmt: skip
     return types.void(*kinds), emit
 
 
@@ -78,7 +83,8 @@ def make_rope(shape: RopeShape, lanes: int) -> tuple[Callable[[int], None], str,
     An item is ``grain`` tokens. See :mod:`octavo.ops.cpu.tiles` for the order within pages.
     """
     D, R, P = shape.head_dim, shape.rotated, shape.page_size
-    bf16, kv_bf16, norms = shape.bf16, shape.kv_bf16, shape.norms
+    bf16, kv_bf16 = shape.bf16, shape.kv_bf16
+    norms, fp32_norms = shape.norms, shape.fp32_norms
     half = R // 2
     lanes = min(lanes, half & -half, D & -D)
     element = 2 if bf16 else 4
@@ -125,13 +131,16 @@ def make_rope(shape: RopeShape, lanes: int) -> tuple[Callable[[int], None], str,
                         bf16,
                         bf16,
                         norms,
+                        fp32_norms,
                     )
                 offset = load_int64(offset_of, t)
                 page = pages + load_int64(page_of, t) * page_bytes
                 for h in range(kv_heads):
                     k = source + (heads + h) * D * element
                     place = page + h * head_bytes
-                    rotate_head(k, k_norm, angles, row, eps, D, R, lanes, bf16, kv_bf16, norms)
+                    rotate_head(
+                        k, k_norm, angles, row, eps, D, R, lanes, bf16, kv_bf16, norms, fp32_norms
+                    )
                     for w in range(words):
                         copy_item(row, w, place, w * P + offset, 32)
                     v = k + kv_heads * D * element
@@ -146,5 +155,5 @@ def make_rope(shape: RopeShape, lanes: int) -> tuple[Callable[[int], None], str,
                             copy_item(row, d, place, offset * D + d, 32)
             first = take(block, NEXT) * grain
 
-    name = f"rope_{D}_{R}_{P}_{lanes}_{int(bf16)}_{int(kv_bf16)}_{int(norms)}"
+    name = f"rope_{D}_{R}_{P}_{lanes}_{int(bf16)}_{int(kv_bf16)}_{norms + fp32_norms}"
     return rope, name, thread_scratch

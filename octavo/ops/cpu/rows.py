@@ -6,6 +6,7 @@ the order of one sum.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 from llvmlite import ir
@@ -14,11 +15,13 @@ from numba.extending import intrinsic
 
 from octavo.ops.cpu.jit import FIRST_ARGUMENT, ITEMS, NEXT
 from octavo.ops.cpu.memory import load_float64, load_int64, take
-from octavo.ops.cpu.simd import F32, I64, Lanes
-from octavo.ops.cpu.tiles import literals, loop
+from octavo.ops.cpu.simd import F32, I64, Lanes, literals, loop
 
 NORM_ARGUMENTS = "5qd"
-SILU_ARGUMENTS = "3q"
+GATE_ARGUMENTS = "3q"
+# The tanh form of GELU: x (1 + tanh u) / 2 = x / (1 + e^-2u), 2u = 2 √(2/π) (x + 0.044715 x³).
+GELU = 2 * math.sqrt(2 / math.pi)
+GELU_CUBIC = 0.044715 * GELU
 
 
 class RowAccess:
@@ -28,6 +31,12 @@ class RowAccess:
         self.v = Lanes(builder, lanes)
         self.bf16 = bf16
         self.bytes = (2 if bf16 else 4) * lanes  # a vector
+
+    def at(self, index: ir.Value | int, element: int = 0) -> ir.Value | int:
+        """Where the ``index``-th vector begins, in bytes; ``element``: bytes of one, if not the
+        row's."""
+        size = element * self.v.n if element else self.bytes
+        return index * size if isinstance(index, int) else self.v.b.mul(index, I64(size))
 
     def read(self, row: ir.Value, offset: ir.Value | int) -> ir.Value:
         if self.bf16:
@@ -48,10 +57,22 @@ def inverse_rms(v: Lanes, squares: ir.Value, size: int, eps: ir.Value) -> ir.Val
     return v.splat(v.b.fdiv(F32(1.0), root))
 
 
+def scaled(
+    row: RowAccess, value: ir.Value, factor: ir.Value, weight: ir.Value, index: int | ir.Value,
+    fp32_weight: bool,
+) -> ir.Value:  # fmt: skip
+    """The ``index``-th vector of a norm: value · factor, rounded, · weight; without the rounding in
+    between where the weight is fp32."""
+    normed = row.v.b.fmul(value, factor)
+    if not fp32_weight:
+        return row.v.b.fmul(row.read(weight, row.at(index)), row.round(normed))
+    return row.v.b.fmul(row.v.load(weight, row.at(index, 4)), normed)
+
+
 @intrinsic(prefer_literal=True)
-def norm_row(typing, x, residual, weight, out, eps, size, lanes, bf16, adds):
+def norm_row(typing, x, residual, weight, out, eps, size, lanes, bf16, adds, fp32_weight):
     """out = weight · x / rms(x); with ``adds``, residual += x first and its norm is taken."""
-    N, n, is_bf16, has_residual = literals(size, lanes, bf16, adds)
+    N, n, is_bf16, has_residual, wide = literals(size, lanes, bf16, adds, fp32_weight)
 
     def emit(context, builder, signature, args):
         x, residual, weight, out, eps = args[:5]
@@ -69,17 +90,17 @@ def norm_row(typing, x, residual, weight, out, eps, size, lanes, bf16, adds):
         with loop(builder, I64(N // n)) as index:
             at = builder.mul(index, I64(row.bytes))
             value = row.read(residual if has_residual else x, at)
-            normed = row.round(builder.fmul(value, factor))
-            row.write(builder.fmul(row.read(weight, at), normed), out, at)
+            row.write(scaled(row, value, factor, weight, index, wide), out, at)
         return context.get_dummy_value()
 
-    return types.void(x, residual, weight, out, eps, size, lanes, bf16, adds), emit
+    kinds = (x, residual, weight, out, eps, size, lanes, bf16, adds, fp32_weight)
+    return types.void(*kinds), emit
 
 
 @intrinsic(prefer_literal=True)
-def silu_row(typing, gate, up, out, size, lanes, bf16):
-    """out = gate / (1 + e^-gate) · up."""
-    N, n, is_bf16 = literals(size, lanes, bf16)
+def gate_row(typing, gate, up, out, size, lanes, bf16, gelu):
+    """out = gate / (1 + e^-z) · up; z = gate is SiLU, a cubic of it the tanh form of GELU."""
+    N, n, is_bf16, is_gelu = literals(size, lanes, bf16, gelu)
 
     def emit(context, builder, signature, args):
         gate, up, out = args[:3]
@@ -88,15 +109,21 @@ def silu_row(typing, gate, up, out, size, lanes, bf16):
         with loop(builder, I64(N // n)) as index:
             at = builder.mul(index, I64(row.bytes))
             value = row.read(gate, at)
-            below = builder.fadd(v.number(1.0), v.exp(builder.fneg(value)))
-            silu = row.round(builder.fdiv(value, below))
-            row.write(builder.fmul(silu, row.read(up, at)), out, at)
+            z = value
+            if is_gelu:
+                cubic = v.fma(builder.fmul(value, value), v.number(GELU_CUBIC), v.number(GELU))
+                z = builder.fmul(value, cubic)
+            below = builder.fadd(v.number(1.0), v.exp(builder.fneg(z)))
+            active = row.round(builder.fdiv(value, below))
+            row.write(builder.fmul(active, row.read(up, at)), out, at)
         return context.get_dummy_value()
 
-    return types.void(gate, up, out, size, lanes, bf16), emit
+    return types.void(gate, up, out, size, lanes, bf16, gelu), emit
 
 
-def make_norm(size: int, lanes: int, bf16: bool, adds: bool) -> tuple[Callable[[int], None], str]:
+def make_norm(
+    size: int, lanes: int, bf16: bool, adds: bool, fp32_weight: bool
+) -> tuple[Callable[[int], None], str]:
     """RMSNorm of rows [*, size]; an item is ``grain`` rows."""
     lanes = min(lanes, size & -size)
     row_bytes = size * (2 if bf16 else 4)
@@ -113,18 +140,22 @@ def make_norm(size: int, lanes: int, bf16: bool, adds: bool) -> tuple[Callable[[
         while first < rows:
             for r in range(first, min(first + grain, rows)):
                 at = r * row_bytes
-                norm_row(x + at, residual + at, weight, out + at, eps, size, lanes, bf16, adds)
+                norm_row(
+                    x + at, residual + at, weight, out + at, eps,
+                    size, lanes, bf16, adds, fp32_weight,
+                )  # fmt: skip
             first = take(block, NEXT) * grain
 
-    return norm, f"{'add_norm' if adds else 'norm'}_{size}_{lanes}_{int(bf16)}"
+    name = "add_norm" if adds else "norm"
+    return norm, f"{name}_{size}_{lanes}_{int(bf16)}_{int(fp32_weight)}"
 
 
-def make_silu(size: int, lanes: int, bf16: bool) -> tuple[Callable[[int], None], str]:
-    """silu(gate) · up of rows [*, 2·size]: [*, size]; an item is ``grain`` rows."""
+def make_gate(size: int, lanes: int, bf16: bool, gelu: bool) -> tuple[Callable[[int], None], str]:
+    """silu(gate) · up, or gelu, of rows [*, 2·size]: [*, size]; an item is ``grain`` rows."""
     lanes = min(lanes, size & -size)
     row_bytes = size * (2 if bf16 else 4)
 
-    def silu(block):
+    def gated(block):
         gate_up = load_int64(block, FIRST_ARGUMENT)
         out = load_int64(block, FIRST_ARGUMENT + 1)
         grain = load_int64(block, FIRST_ARGUMENT + 2)
@@ -133,7 +164,7 @@ def make_silu(size: int, lanes: int, bf16: bool) -> tuple[Callable[[int], None],
         while first < rows:
             for r in range(first, min(first + grain, rows)):
                 gate = gate_up + r * 2 * row_bytes
-                silu_row(gate, gate + row_bytes, out + r * row_bytes, size, lanes, bf16)
+                gate_row(gate, gate + row_bytes, out + r * row_bytes, size, lanes, bf16, gelu)
             first = take(block, NEXT) * grain
 
-    return silu, f"silu_{size}_{lanes}_{int(bf16)}"
+    return gated, f"{'gelu' if gelu else 'silu'}_{size}_{lanes}_{int(bf16)}"

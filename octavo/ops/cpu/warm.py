@@ -33,12 +33,17 @@ def warm_kernels(
     bf16 = dtype is torch.bfloat16
     kv_bf16 = (kv_dtype or dtype) is torch.bfloat16
     heads, kv_heads = spec.num_heads // world_size, max(1, spec.num_kv_heads // world_size)
-    rope = RopeShape(spec.head_dim, spec.rope.dim, page_size, bf16, kv_bf16, spec.qk_norm)
+    fp32_norms = bf16 and spec.norm_offset != 0
+    rope = RopeShape(
+        spec.head_dim, spec.rope.dim, page_size, bf16, kv_bf16, spec.qk_norm,
+        fp32_norms=fp32_norms and spec.qk_norm,
+    )  # fmt: skip
     attention = AttentionShape(heads // kv_heads, spec.head_dim, page_size, bf16, kv_bf16)
+    gelu = spec.activation == "gelu_tanh"
     steps: list[Callable[[], object]] = [
-        lambda: ops.norm_kernel(spec.hidden_size, bf16, adds=False),
-        lambda: ops.norm_kernel(spec.hidden_size, bf16, adds=True),
-        lambda: ops.silu_kernel(spec.intermediate_size // world_size, bf16),
+        lambda: ops.norm_kernel(spec.hidden_size, bf16, False, fp32_norms),
+        lambda: ops.norm_kernel(spec.hidden_size, bf16, True, fp32_norms),
+        lambda: ops.gate_kernel(spec.intermediate_size // world_size, bf16, gelu),
         lambda: ops.rope_kernel(rope),
         lambda: ops.attention_kernel(attention, decode=True),
         lambda: ops.attention_kernel(attention, decode=False),

@@ -92,6 +92,12 @@ class TritonOps(Ops):
         )  # fmt: skip
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(gate_up, gelu=False)
+
+    def gelu_mul(self, gate_up: Tensor) -> Tensor:
+        return self._gated(gate_up, gelu=True)
+
+    def _gated(self, gate_up: Tensor, gelu: bool) -> Tensor:
         gate_up = gate_up if _rows_dense(gate_up) else gate_up.contiguous()
         size = gate_up.shape[-1] // 2
         out = gate_up.new_empty((*gate_up.shape[:-1], size))
@@ -99,8 +105,8 @@ class TritonOps(Ops):
         if count:
             stride = gate_up.stride(-2) if gate_up.dim() > 1 else 2 * size
             block = min(self.tiles.rows.activation, triton.next_power_of_2(size))
-            rows.silu_kernel[(count, triton.cdiv(size, block))](
-                gate_up, out, stride, SIZE=size, BLOCK=block, num_warps=4, **self._early
+            rows.gate_kernel[(count, triton.cdiv(size, block))](
+                gate_up, out, stride, SIZE=size, BLOCK=block, GELU=gelu, num_warps=4, **self._early
             )
         return out
 
