@@ -10,7 +10,9 @@
     │   └── Overloaded             a queue limit is reached; try again later       429
     └── ServerError            we are at fault (5xx)
         ├── EngineFault            a step failed, or one row of it did             500
-        └── EngineUnavailable      no engine serves right now                      503
+        ├── EngineUnavailable      no engine serves right now                      503
+        └── RequestTimeout         its time was over before the first token        504
+            └── QueueTimeout           it had not even started                     503
 
     StartupError               the server cannot start; one sentence says what to do
 
@@ -82,6 +84,19 @@ class EngineFault(ServerError):
 class EngineUnavailable(ServerError):
     status = 503
     type = "unavailable_error"
+
+
+class RequestTimeout(ServerError):
+    """The request's time was over before its first token."""
+
+    status = 504
+    type = "timeout_error"
+
+
+class QueueTimeout(RequestTimeout):
+    """The request waited for too long, and nothing was computed for it."""
+
+    status = 503
 
 
 class StartupError(Exception):

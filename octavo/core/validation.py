@@ -9,6 +9,7 @@ from octavo.core.errors import ContextLengthExceeded, InvalidRequest
 from octavo.core.prefix import prompt_hashes, root_hash
 from octavo.core.request import Request, Sampling
 from octavo.core.sampling import SamplingParams
+from octavo.core.terms import NO_TERMS, Terms
 
 _MASK64 = 2**64 - 1
 
@@ -19,6 +20,8 @@ class Limits:
 
     ``max_sequences`` bounds prompts times n of one call. The KV pool keeps a whole context: the
     configuration refuses, or with "auto" lowers, a ``max_model_len`` for which it is too small.
+    ``request_timeout`` and ``queue_timeout`` are seconds. ``has_priorities``: the scheduling
+    policy heeds them.
     """
 
     vocab_size: int
@@ -30,6 +33,9 @@ class Limits:
     max_sequences: int = 1024
     clamp_max_tokens: bool = False
     prefix_caching: bool = True
+    has_priorities: bool = True
+    request_timeout: float | None = None
+    queue_timeout: float | None = None
 
 
 def make_requests(
@@ -37,10 +43,9 @@ def make_requests(
     prompt: Sequence[int],
     params: SamplingParams,
     limits: Limits,
+    terms: Terms = NO_TERMS,
     *,
     bad_words: Sequence[Sequence[int]] = (),
-    priority: int = 0,
-    cache_salt: str | None = None,
     draw_seed: Callable[[], int],
     until_full: bool = False,
 ) -> list[Request]:
@@ -52,6 +57,7 @@ def make_requests(
     with "length" when the context is full. Raises :class:`InvalidRequest`.
     """
     check_sequences(1, params.n, limits)
+    _check_terms(terms, limits)
     ids = list(prompt)
     _check_prompt(ids, limits)
     max_tokens = _max_tokens(len(ids), params.max_tokens, limits, until_full)
@@ -63,7 +69,7 @@ def make_requests(
         )
     stop_ids = stop_id_set(params, limits)
     sampling = _sampling(params, limits, bad_words, stop_ids)
-    root = root_hash(cache_salt)
+    root = root_hash(terms.cache_salt)
     first = Request(
         id=request_id if params.n == 1 else f"{request_id}-0",
         prompt=ids,
@@ -72,7 +78,10 @@ def make_requests(
         stop_ids=stop_ids,
         block_hashes=prompt_hashes(ids, limits.page_size, root) if limits.prefix_caching else (),
         hash_seed=root,
-        priority=priority,
+        priority=terms.priority,
+        tenant=terms.tenant,
+        timeout=_sooner(terms.timeout, limits.request_timeout),
+        queue_timeout=limits.queue_timeout,
     )
     seed = draw_seed() if params.seed is None else params.seed
     return [
@@ -100,6 +109,19 @@ def check_sequences(num_prompts: int, n: int, limits: Limits) -> None:
             f"not {num_prompts} × {n} = {num_prompts * n}.",
             param="n",
         )
+
+
+def _check_terms(terms: Terms, limits: Limits) -> None:
+    if terms.priority and not limits.has_priorities:
+        raise InvalidRequest(
+            f"priority must be 0, not {terms.priority}: requests run in the order of their "
+            "arrival, unless --scheduling-policy is priority or fair.",
+            param="priority",
+        )
+
+
+def _sooner(one: float | None, other: float | None) -> float | None:
+    return min((t for t in (one, other) if t is not None), default=None)
 
 
 def choice_seed(seed: int, index: int) -> int:

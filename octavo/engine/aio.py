@@ -8,10 +8,11 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
 from octavo.core.sampling import SamplingParams
+from octavo.core.terms import Terms
 from octavo.engine.build import build_engine
 from octavo.engine.local import LocalClient
 from octavo.engine.outputs import CompletionOutput, RequestOutput
-from octavo.engine.prompts import Prompt, split
+from octavo.engine.prompts import Prompt, salt_of, split
 from octavo.engine.service import Service
 from octavo.engine.startup import (
     build_text,
@@ -51,8 +52,14 @@ class AsyncLLM:
         request_id: str | None = None,
         *,
         priority: int = 0,
+        tenant: str = "",
+        timeout: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
-        """The output so far, each time it has grown; the last one has ``finished``."""
+        """The output so far, each time it has grown; the last one has ``finished``.
+
+        See :meth:`octavo.LLM.generate` for ``priority``, ``tenant`` and ``timeout`` (seconds).
+        Raises :class:`QueueTimeout` or :class:`RequestTimeout` if time ran out before a token.
+        """
         await self.start()
         params = sampling_params or SamplingParams(**self._defaults)
         text, ids = split(prompt)
@@ -60,7 +67,8 @@ class AsyncLLM:
             ids = await self.service.text.encode(text or "")
         work_id = uuid.uuid4().hex  # the caller may use an id again; the engine never sees it twice
         request_id = request_id or work_id
-        requests = await self.service.prepare(work_id, [ids], params, priority=priority)
+        terms = Terms(priority, tenant, timeout, salt_of(prompt))
+        requests = await self.service.prepare(work_id, [ids], params, terms)
         output = RequestOutput(
             request_id, text, ids, [CompletionOutput(i) for i in range(len(requests))]
         )
@@ -74,11 +82,17 @@ class AsyncLLM:
         messages: list[Mapping[str, Any]],
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
+        *,
+        priority: int = 0,
+        tenant: str = "",
+        timeout: float | None = None,
     ) -> AsyncIterator[RequestOutput]:
         await self.start()
         prompt = await self.service.text.render(messages)
         params = sampling_params or SamplingParams(**{"max_tokens": None, **self._defaults})
-        async for output in self.generate(prompt, params, request_id):
+        async for output in self.generate(
+            prompt, params, request_id, priority=priority, tenant=tenant, timeout=timeout
+        ):
             yield output
 
     async def close(self) -> None:

@@ -10,10 +10,11 @@ from typing import Any
 from octavo.core.errors import EngineFault, InvalidRequest
 from octavo.core.plan import Delta
 from octavo.core.sampling import SamplingParams
+from octavo.core.terms import Terms
 from octavo.core.validation import make_requests
 from octavo.engine.build import build_engine
 from octavo.engine.outputs import CompletionOutput, RequestOutput
-from octavo.engine.prompts import Prompt, Prompts, as_list, params_for, split
+from octavo.engine.prompts import Prompt, Prompts, as_list, each, params_for, salt_of, split
 from octavo.engine.service import draw_seed
 from octavo.engine.startup import (
     build_text,
@@ -58,17 +59,25 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         use_tqdm: bool = True,
+        priority: int | Sequence[int] = 0,
+        tenant: str | Sequence[str] = "",
+        timeout: float | None = None,
     ) -> list[RequestOutput]:
         """Outputs in the order of the prompts (texts, token-id lists or {"prompt_token_ids": …}).
 
+        ``priority`` (lower runs first) and ``tenant`` are for all prompts or one each, and count
+        under the scheduling policies of their names. After ``timeout`` seconds a prompt's output
+        ends as it is, with finish reason "timeout".
         Raises :class:`InvalidRequest` before anything runs if one prompt cannot be served.
         """
         items = as_list(prompts)
         batch = _Batch(self)
         default = self.get_default_sampling_params()
         chosen = params_for(sampling_params, default, len(items))
-        for prompt, params in zip(items, chosen, strict=True):
-            batch.add(prompt, params)
+        priorities = each("priority", priority, len(items))
+        tenants = each("tenant", tenant, len(items))
+        for prompt, params, level, name in zip(items, chosen, priorities, tenants, strict=True):
+            batch.add(prompt, params, Terms(level, name, timeout, salt_of(prompt)))
         return batch.run(use_tqdm)
 
     def chat(
@@ -128,7 +137,7 @@ class _Batch:
         self._requests: list[Any] = []
         self._streams: dict[str, tuple[RequestOutput, int, TextStream | None]] = {}
 
-    def add(self, prompt: Prompt, params: SamplingParams) -> None:
+    def add(self, prompt: Prompt, params: SamplingParams, terms: Terms) -> None:
         llm = self._llm
         text, ids = split(prompt)
         if ids is None:
@@ -136,7 +145,7 @@ class _Batch:
         request_id = str(next(llm._ids))
         bad_words = llm.text.bad_word_ids(params.bad_words or ()) if llm.text is not None else ()
         requests = make_requests(
-            request_id, ids, params, llm.limits, bad_words=bad_words,
+            request_id, ids, params, llm.limits, terms, bad_words=bad_words,
             draw_seed=draw_seed, until_full=True,
         )  # fmt: skip
         output = RequestOutput(

@@ -11,6 +11,8 @@ from octavo.core.sampling import SamplingParams
 Prompt: TypeAlias = str | Sequence[int] | Mapping[str, Any]
 Prompts: TypeAlias = Prompt | Sequence[Prompt]
 
+_KEYS = ("prompt", "prompt_token_ids", "cache_salt")
+
 
 def as_list(prompts: Prompts) -> list[Prompt]:
     """One prompt or many. A list of ints is one prompt of token ids."""
@@ -27,12 +29,30 @@ def as_list(prompts: Prompts) -> list[Prompt]:
 def split(prompt: Prompt) -> tuple[str | None, list[int] | None]:
     """(text, ids) of a prompt: exactly one is given."""
     if isinstance(prompt, Mapping):
+        unknown = [key for key in prompt if key not in _KEYS]
+        if len(prompt) > len(unknown) > 0:
+            raise InvalidRequest(
+                f"A prompt may have {', '.join(_KEYS)}, not {unknown[0]!r:.40}.", param="prompt"
+            )
         prompt = prompt.get("prompt_token_ids", prompt.get("prompt"))
     if isinstance(prompt, str):
         return prompt, None
     if not isinstance(prompt, Iterable) or not all(_is_id(item) for item in prompt):
         raise _wrong(prompt)
     return None, [int(item) for item in prompt]
+
+
+def salt_of(prompt: Prompt) -> str | None:
+    return prompt.get("cache_salt") if isinstance(prompt, Mapping) else None
+
+
+def each(name: str, value: Any, count: int) -> list[Any]:
+    """``value`` for all prompts, or one each."""
+    if isinstance(value, str) or not isinstance(value, Sequence):
+        return [value] * count
+    if len(value) != count:
+        raise InvalidRequest(f"{name} holds {len(value)} entries for {count} prompts.", param=name)
+    return list(value)
 
 
 def params_for(

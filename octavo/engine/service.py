@@ -11,12 +11,13 @@ import dataclasses
 import secrets
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
-from typing import Any
+from typing import Any, TypeAlias
 
-from octavo.core.errors import EngineFault, InvalidRequest
-from octavo.core.plan import TokenLogprobs
+from octavo.core.errors import EngineFault, InvalidRequest, QueueTimeout, RequestTimeout
+from octavo.core.plan import Delta, TokenLogprobs
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
+from octavo.core.terms import NO_TERMS, Terms
 from octavo.core.validation import Limits, check_sequences, make_requests
 from octavo.engine.client import EngineClient, EngineInfo, Health
 from octavo.text.front import TextFront
@@ -60,9 +61,7 @@ class Service:
         request_id: str,
         prompts: list[list[int]],
         params: SamplingParams,
-        *,
-        priority: int = 0,
-        cache_salt: str | None = None,
+        terms: Terms = NO_TERMS,
     ) -> list[Request]:
         """The n requests of each prompt, made off the event loop.
 
@@ -81,9 +80,8 @@ class Service:
                     prompt,
                     params,
                     self.limits,
+                    terms,
                     bad_words=bad_words,
-                    priority=priority,
-                    cache_salt=cache_salt,
                     draw_seed=draw_seed,
                 )
             return requests
@@ -95,9 +93,10 @@ class Service:
     ) -> AsyncGenerator[tuple[int, Chunk]]:
         """Chunks of all choices as they come: (choice index, chunk).
 
-        The last chunk of a choice has ``finish``. An engine fault raises, and leaving the iterator
-        early (or being cancelled) aborts what is still running. The choices of a prompt all get
-        its log-probabilities, with or before their first token.
+        The last chunk of a choice has ``finish``. An engine fault raises, as does the end of a time
+        limit before any choice had a token. Leaving the iterator early (or being cancelled) aborts
+        what is still running. The choices of a prompt all get its log-probabilities, with or
+        before their first token.
         """
         choices: list[_Choice] = []
         tasks: list[asyncio.Task[None]] = []
@@ -110,16 +109,20 @@ class Service:
                     async for item in chunks:
                         yield item
                 return
-            merged: asyncio.Queue[tuple[int, Chunk] | Exception] = asyncio.Queue(len(choices))
+            merged: _News = asyncio.Queue(len(choices))
             tasks += [asyncio.create_task(choice.pump(merged)) for choice in choices]
             open_choices = len(choices)
             shared = _SharedPrompts(requests) if params.prompt_logprobs is not None else None
+            num_late = 0
             while open_choices:
-                news = await merged.get()
+                index, news = await merged.get()
+                if isinstance(news, RequestTimeout) and num_late + 1 < len(choices):
+                    num_late += 1
+                    news = Chunk(finish="timeout")
                 if isinstance(news, Exception):
                     raise news
-                open_choices -= news[1].finish is not None
-                for item in (news,) if shared is None else shared.add(*news):
+                open_choices -= news.finish is not None
+                for item in ((index, news),) if shared is None else shared.add(index, news):
                     yield item
         finally:
             for task in tasks:
@@ -177,6 +180,9 @@ class _SharedPrompts:
         return index, chunk
 
 
+_News: TypeAlias = "asyncio.Queue[tuple[int, Chunk | Exception]]"
+
+
 class _Choice:
     """One request on its way: deltas in, chunks out. Its stream is open before anyone awaits."""
 
@@ -188,12 +194,14 @@ class _Choice:
         self._text = text
         self._client = client
         self._ended = False
+        self._spoke = False
         self._stopped = False  # by a stop string, which the engine cannot see
         self._deltas = client.submit(request)
 
     async def chunks(self) -> AsyncGenerator[tuple[int, Chunk]]:
         async for delta in self._deltas:
             self._ended = delta.finish is not None
+            self._spoke = self._spoke or bool(delta.ids)
             if (
                 delta.error_code == "no_token_allowed"
             ):  # the request's own masks, met in the sampler
@@ -202,18 +210,20 @@ class _Choice:
                 raise EngineFault(
                     delta.error or "The engine failed on this request.", code=delta.error_code
                 )
+            if delta.finish == "timeout" and not self._spoke:
+                raise _timed_out(delta)
             chunk = self._text.push(delta)
             self._stopped = chunk.finish is not None and delta.finish is None
             yield self._index, chunk
             if chunk.finish is not None:
                 return
 
-    async def pump(self, merged: asyncio.Queue[tuple[int, Chunk] | Exception]) -> None:
+    async def pump(self, merged: _News) -> None:
         try:
             async for item in self.chunks():
                 await merged.put(item)
         except Exception as error:  # handed to the consumer, who raises it
-            await merged.put(error)
+            await merged.put((self._index, error))
 
     def close(self) -> None:
         """Forget the stream; abort the request unless it has ended by itself."""
@@ -221,3 +231,8 @@ class _Choice:
         if not self._ended:
             self._ended = True
             self._client.abort(self._id, "stop" if self._stopped else "abort")
+
+
+def _timed_out(delta: Delta) -> RequestTimeout:
+    kind = QueueTimeout if delta.error_code == "queue_timeout" else RequestTimeout
+    return kind(delta.error or "The request's time was over.", code=delta.error_code)

@@ -99,6 +99,9 @@ def request_limits(
         max_sequences=config.max_choices,
         clamp_max_tokens=config.clamp_max_tokens,
         prefix_caching=config.enable_prefix_caching,
+        has_priorities=config.scheduling_policy != "fcfs",
+        request_timeout=config.request_timeout,
+        queue_timeout=config.queue_timeout,
     )
 
 

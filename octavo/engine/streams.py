@@ -79,6 +79,7 @@ def _merged(first: Delta, then: Delta) -> _Merged:
     first.logprobs += then.logprobs
     first.prompt_logprobs += then.prompt_logprobs
     first.finish, first.stop_id = then.finish, then.stop_id
+    first.error_code, first.error = then.error_code, then.error
     if first.cached_tokens is None:
         first.cached_tokens = then.cached_tokens
     return first

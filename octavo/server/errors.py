@@ -15,6 +15,7 @@ from octavo.core.errors import (
     EngineUnavailable,
     OctavoError,
     Overloaded,
+    QueueTimeout,
     Unauthorized,
 )
 from octavo.server.schemas.answers import ErrorBody, ErrorDetail
@@ -52,7 +53,7 @@ def error_response(error: OctavoError) -> Response:
     response = Response(encode_error(error), error.status, media_type="application/json")
     if isinstance(error, Unauthorized):
         response.headers["www-authenticate"] = "Bearer"
-    if isinstance(error, Overloaded | EngineUnavailable):
+    if isinstance(error, Overloaded | EngineUnavailable | QueueTimeout):
         response.headers["retry-after"] = RETRY_AFTER_SECONDS.decode()
     if isinstance(error, BodyTimeout):  # what may still come belongs to the refused request
         response.headers["connection"] = "close"

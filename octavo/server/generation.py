@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
-from octavo.core.errors import EngineUnavailable, InvalidRequest, ModelNotFound
+from octavo.core.errors import EngineUnavailable, InvalidRequest, ModelNotFound, RequestTimeout
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams, integer
+from octavo.core.terms import Terms
 from octavo.core.validation import check_sequences
 from octavo.server.context import Context
 from octavo.server.limits import REQUEST_ID
@@ -97,13 +98,11 @@ class Generation:
         context: Context,
         prompts: list[list[int]],
         params: SamplingParams,
-        body: SamplingFields,
+        terms: Terms,
     ) -> Generation:
         """Validates everything, so that nothing is refused once a stream has begun."""
         work_id = uuid.uuid4().hex  # the caller's id may repeat, this one does not
-        requests = await context.service.prepare(
-            work_id, prompts, params, priority=body.priority or 0, cache_salt=body.cache_salt
-        )
+        requests = await context.service.prepare(work_id, prompts, params, terms)
         generation = cls(context, prompts, params, requests)
         if context.settings.log_requests:
             num_tokens = generation.prompt_tokens
@@ -133,6 +132,9 @@ class Generation:
                         )
                     self._count(index, chunk)
                     yield index, chunk
+        except RequestTimeout:
+            self._meter.fail("timeout")
+            raise
         except Exception:
             self._meter.fail("error")
             raise

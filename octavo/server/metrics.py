@@ -144,7 +144,9 @@ class Metrics(Collector):
         self._info: EngineInfo | None = None
         self.prompt_tokens = 0
         self.generation_tokens = 0
-        self.finished: dict[str, int] = dict.fromkeys(("stop", "length", "abort", "error"), 0)
+        self.finished: dict[str, int] = dict.fromkeys(
+            ("stop", "length", "abort", "error", "timeout"), 0
+        )
         self.ttft = Histogram(
             "time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,17 +12,22 @@ from octavo.core.errors import ContextLengthExceeded, InvalidRequest
 from octavo.core.prefix import prompt_hashes, root_hash
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams
+from octavo.core.terms import NO_TERMS, Terms
 from octavo.core.validation import Limits, check_sequences, choice_seed, make_requests
 
 TINY = Limits(vocab_size=512, max_model_len=512, page_size=16, eos_ids=(2, 7))
 
 
 def make(
-    prompt: list[int], *, limits: Limits = TINY, options: Any = None, **params: Any
+    prompt: list[int],
+    *,
+    limits: Limits = TINY,
+    terms: Terms = NO_TERMS,
+    options: Any = None,
+    **params: Any,
 ) -> list[Request]:
-    return make_requests(
-        "r", prompt, SamplingParams(**params), limits, draw_seed=lambda: 1234, **(options or {})
-    )
+    sampling, more = SamplingParams(**params), options or {}
+    return make_requests("r", prompt, sampling, limits, terms, draw_seed=lambda: 1234, **more)
 
 
 def refused(prompt: list[int], param: str, *parts: str, **kwargs: Any) -> InvalidRequest:
@@ -160,12 +166,56 @@ def test_a_seed_is_drawn_only_when_none_is_given() -> None:
 
 def test_hashes_travel_with_the_request() -> None:
     prompt = list(range(40))
-    request = make(prompt, options={"cache_salt": "tenant"})[0]
+    request = make(prompt, terms=Terms(cache_salt="tenant"))[0]
     assert request.hash_seed == root_hash("tenant")
     assert request.block_hashes == prompt_hashes(prompt, 16, root_hash("tenant"))
     assert len(request.block_hashes) == 2
     uncached = Limits(512, 512, 16, prefix_caching=False)
     assert make(prompt, limits=uncached)[0].block_hashes == ()
+
+
+@pytest.mark.parametrize(
+    ("own", "server", "rules"),
+    [(None, None, None), (3, None, 3), (None, 5, 5), (3, 5, 3), (9, 5, 5)],
+)
+def test_the_smaller_timeout_rules(own: float, server: float, rules: float) -> None:
+    limits = replace(TINY, request_timeout=server, queue_timeout=2)
+    for request in make([5], limits=limits, terms=Terms(timeout=own), n=2):
+        assert (request.timeout, request.queue_timeout) == (rules, 2)
+
+
+def test_terms_reach_every_choice() -> None:
+    requests = make([5], terms=Terms(priority=-3, tenant="key-1"), n=3)
+    assert {(r.priority, r.tenant) for r in requests} == {(-3, "key-1")}
+
+
+def test_a_priority_that_nobody_heeds_is_refused() -> None:
+    limits = replace(TINY, has_priorities=False)
+    refused([5], "priority", "-3", "--scheduling-policy", limits=limits, terms=Terms(priority=-3))
+    assert make([5], limits=limits, terms=Terms(priority=0))
+
+
+@pytest.mark.parametrize(
+    ("name", "bad", "part"),
+    [
+        ("priority", 2**31, "2147483647"),
+        ("priority", 1.5, "1.5"),
+        ("priority", True, "True"),
+        ("timeout", 0, "above 0"),
+        ("timeout", -1.0, "-1.0"),
+        ("timeout", float("nan"), "nan"),
+        ("timeout", float("inf"), "inf"),
+        ("timeout", "1", "'1'"),
+        ("cache_salt", "", "0"),
+        ("cache_salt", "x" * 257, "257"),
+        ("cache_salt", b"x", "b'x'"),
+    ],
+)
+def test_bad_terms(name: str, bad: Any, part: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        Terms(**{name: bad})
+    assert caught.value.param == name
+    assert part in caught.value.message
 
 
 def test_top_k_off_in_every_spelling() -> None:

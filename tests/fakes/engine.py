@@ -22,13 +22,16 @@ from tests.fakes.bytetok import BYTE_OFFSET, EOS_ID
 class Script:
     """What a request gets: ``ids`` then EOS (None: letters drawn from its seed, without end).
 
-    ``fault_at`` 1-based: that token is an error instead. ``stall_at``: it never comes.
+    ``fault_at`` 1-based: that token is an error instead. ``timeout_at``: its time is over before.
+    ``stall_at``: it never comes.
     """
 
     ids: Sequence[int] | None = None
     delay_s: float = 0.0
     fault_at: int | None = None
     fault_code: str | None = None
+    timeout_at: int | None = None
+    timeout_code: str = "request_timeout"
     stall_at: int | None = None
     cached_tokens: int = 0
 
@@ -174,6 +177,9 @@ class FakeStream:
         if script.fault_at == self._count:
             message = f"The fake engine failed at token {self._count}."
             return Delta(request.id, finish="error", error_code=script.fault_code, error=message)
+        if script.timeout_at == self._count:
+            code, message = script.timeout_code, "The time was over."
+            return Delta(request.id, finish="timeout", error_code=code, error=message)
         token = self._token(self._count - 1)
         delta = Delta(request.id, [token])
         if self._count == 1:

@@ -65,6 +65,8 @@ async def answered(served: Any, path: str, body: Any) -> dict[str, Any]:
         ("bad_words", "no", ("bad_words", "list")),
         ("min_tokens", 600, ("min_tokens", "600")),
         ("priority", 2**40, ("priority", str(2**40))),
+        ("timeout", 0, ("timeout", "above 0")),
+        ("timeout", "5", ("timeout", "a number")),
         ("cache_salt", "", ("cache_salt", "0")),
         ("cache_salt", "x" * 300, ("cache_salt", "300")),
         ("request_id", "a b", ("request_id",)),
@@ -384,7 +386,8 @@ async def test_parameters_arrive(serve):
         "repetition_penalty": 1.5,
         "min_tokens": 2,
     }
-    more = {"stop_token_ids": [9], "allowed_token_ids": [2, 100], "seed": 3, "priority": -4}
+    more = {"stop_token_ids": [9], "allowed_token_ids": [2, 100], "seed": 3}
+    more |= {"priority": -4, "timeout": 7}
     await answered(
         served, COMPLETIONS, prompt(**sent, **more, cache_salt="tenant", bad_words=["q"])
     )
@@ -393,7 +396,7 @@ async def test_parameters_arrive(serve):
         assert getattr(request.sampling, name) == value
     assert request.stop_ids == {2, 9}
     assert request.sampling.allowed_ids == (2, 100)
-    assert request.priority == -4
+    assert (request.priority, request.timeout, request.tenant) == (-4, 7, "")
     assert request.sampling.bad_words
     assert request.hash_seed != b""
 

@@ -11,7 +11,9 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
+from octavo.core.terms import Terms
 from octavo.server import logprobs
+from octavo.server.auth import tenant_of
 from octavo.server.context import Context
 from octavo.server.generation import Generation, Label, check_counts, label, truncated
 from octavo.server.openapi import describe
@@ -27,7 +29,7 @@ from octavo.server.schemas.answers import (
     Usage,
 )
 from octavo.server.schemas.chat import ChatRequest, chat_max_tokens, check_chat
-from octavo.server.schemas.common import check_answer, sampling_params
+from octavo.server.schemas.common import check_answer, sampling_params, terms
 from octavo.server.sse import EventStream
 from octavo.text.stream import Chunk
 
@@ -51,13 +53,14 @@ def chat_routes(app: FastAPI, context: Context) -> None:
         check_answer(body)
         check_chat(body)
         tag = label(body, context, "chatcmpl", request.state.request_id)
-        writer = ChatWriter(context, body, tag, await _generation(body, context))
+        generation = await _generation(body, terms(body, tenant_of(request)), context)
+        writer = ChatWriter(context, body, tag, generation)
         if body.stream:
             return EventStream(writer.events(), context.gate, context.settings.keep_alive_s)
         return answer(await context.gate.run(writer.whole(), request.receive))
 
 
-async def _generation(body: ChatRequest, context: Context) -> Generation:
+async def _generation(body: ChatRequest, asked: Terms, context: Context) -> Generation:
     service = context.service
     check_counts(body, 1, context)
     params = sampling_params(
@@ -67,16 +70,16 @@ async def _generation(body: ChatRequest, context: Context) -> Generation:
         logprobs=(body.top_logprobs or 0) if body.logprobs else None,
     )
     going_on = bool(body.continue_final_message)
-    asked = body.add_generation_prompt
+    opens = body.add_generation_prompt
     ids = await service.text.render(
         body.messages,
         tools=body.tools or None,
-        add_generation_prompt=not going_on if asked is None else asked,
+        add_generation_prompt=not going_on if opens is None else opens,
         continue_final_message=going_on,
         kwargs=body.chat_template_kwargs,
     )
     ids = truncated(ids, body, service.limits.max_model_len - (params.max_tokens or 1))
-    return await Generation.prepare(context, [ids], params, body)
+    return await Generation.prepare(context, [ids], params, asked)
 
 
 class ChatWriter:

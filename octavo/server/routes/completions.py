@@ -14,7 +14,9 @@ from starlette.responses import Response
 from octavo.core.errors import InvalidRequest
 from octavo.core.plan import TokenLogprobs
 from octavo.core.sampling import SamplingParams
+from octavo.core.terms import Terms
 from octavo.server import logprobs
+from octavo.server.auth import tenant_of
 from octavo.server.context import Context
 from octavo.server.generation import (
     Generation,
@@ -37,6 +39,7 @@ from octavo.server.schemas.common import (
     check_answer,
     check_common,
     sampling_params,
+    terms,
 )
 from octavo.server.schemas.completion import (
     DEFAULT_MAX_TOKENS,
@@ -65,7 +68,7 @@ def completion_routes(app: FastAPI, context: Context) -> None:
         body = await read(request, CompletionRequest, context)
         check_answer(body)
         tag = label(body, context, "cmpl", request.state.request_id)
-        writer = await _writer(body, tag, context)
+        writer = await _writer(body, tag, terms(body, tenant_of(request)), context)
         if body.stream:
             return EventStream(writer.events(), context.gate, context.settings.keep_alive_s)
         return answer(await context.gate.run(writer.whole(), request.receive))
@@ -81,18 +84,21 @@ def completion_routes(app: FastAPI, context: Context) -> None:
         check_common(body)
         serving_name(body.model, context)
         check_counts(body, 1, context)
+        asked = terms(body, tenant_of(request))
         limit = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
         params = sampling_params(
             body, context.settings.default_sampling, max_tokens=limit, logprobs=None
         )
         ids = await context.service.text.encode(body.prompt)
         fitted = _fitted(ids, body, params, context)
-        generation = await Generation.prepare(context, [fitted], params, body)
+        generation = await Generation.prepare(context, [fitted], params, asked)
         chunks = await context.gate.run(generation.collect(), request.receive)
         return answer(GenerateAnswer([body.prompt + chunk.text for chunk in chunks]))
 
 
-async def _writer(body: CompletionRequest, tag: Label, context: Context) -> CompletionWriter:
+async def _writer(
+    body: CompletionRequest, tag: Label, asked: Terms, context: Context
+) -> CompletionWriter:
     text = context.service.text
     members = split_prompts(body.prompt)
     check_counts(body, len(members), context)
@@ -115,7 +121,7 @@ async def _writer(body: CompletionRequest, tag: Label, context: Context) -> Comp
         cut = body.truncate_prompt_tokens is not None
         echoes.append(member if isinstance(member, str) and not cut else None)
     # Checks the ids before any is decoded.
-    generation = await Generation.prepare(context, prompts, params, body)
+    generation = await Generation.prepare(context, prompts, params, asked)
 
     def decode_echoes() -> list[str]:
         return [

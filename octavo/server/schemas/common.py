@@ -10,9 +10,8 @@ from msgspec import Meta, Struct
 
 from octavo.core.errors import InvalidRequest
 from octavo.core.sampling import SamplingParams, integer
+from octavo.core.terms import Terms
 
-_MAX_PRIORITY = 2**31 - 1
-_MAX_SALT_CHARS = 256
 _TOKEN_ID = re.compile(r"-?[0-9]{1,18}")
 
 # Taken over from the body as they are, or from the served model's generation_config.
@@ -98,7 +97,17 @@ class SamplingFields(Struct, kw_only=True):
         int | None,
         Meta(description="Keep only the last k prompt tokens; -1 keeps as many as fit."),
     ] = None
-    priority: Annotated[int | None, Meta(description="Lower runs first.")] = None
+    priority: Annotated[
+        int | None,
+        Meta(description="Lower runs first. Not 0 only with --scheduling-policy priority or fair."),
+    ] = None
+    timeout: Annotated[
+        float | None,
+        Meta(
+            description="Seconds after which the answer ends as it is, with finish_reason "
+            "'timeout'; without a token it is an error, 504. The server may have a shorter limit."
+        ),
+    ] = None
     cache_salt: Annotated[
         str | None, Meta(description="Share cached prefixes only with requests of the same salt.")
     ] = None
@@ -146,6 +155,11 @@ def sampling_params(
     )
 
 
+def terms(body: SamplingFields, tenant: str) -> Terms:
+    """How the request is to be scheduled."""
+    return Terms(body.priority or 0, tenant, body.timeout, body.cache_salt)
+
+
 def check_answer(body: AnswerFields) -> None:
     """Rules between the fields that say how the answer is to come, and those of all routes."""
     check_common(body)
@@ -167,15 +181,8 @@ def check_answer(body: AnswerFields) -> None:
 
 def check_common(body: SamplingFields) -> None:
     """Fields that are no sampling parameters."""
-    if body.priority is not None:
-        integer("priority", body.priority, -_MAX_PRIORITY, _MAX_PRIORITY)
     if body.truncate_prompt_tokens not in (None, -1):
         integer("truncate_prompt_tokens", body.truncate_prompt_tokens, 1, None)
-    if body.cache_salt is not None and not 0 < len(body.cache_salt) <= _MAX_SALT_CHARS:
-        raise InvalidRequest(
-            f"cache_salt must have 1 to {_MAX_SALT_CHARS} characters, not {len(body.cache_salt)}.",
-            param="cache_salt",
-        )
 
 
 def _logit_bias(bias: Mapping[str, float] | None) -> dict[int, float] | None:
