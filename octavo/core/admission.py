@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Protocol
 
-FIRST_GUESS_TOKENS = 128  # output length expected before anything has ended
-MEMORY = 32  # ended requests over which the mean output length is taken
-MAX_CAUTION = 8.0
+from octavo.core.sequence import Sequence
 
 
-class GrowthEstimate:
-    """Pages to keep free for growth, so that admission does not end in preemption.
+@dataclass(frozen=True, slots=True)
+class PoolState:
+    """Pages at the moment of a decision."""
 
-    Each sequence is expected to grow by half the mean output length (on average it is half-way),
-    but by no more than it may. A preemption shows that this was too little and doubles the
-    reserve, up to ``MAX_CAUTION`` times; each running request that ends, in whatever way, takes a
-    quarter of the excess back.
+    usable: int
+    held: int  # referenced, or promised to known tokens of running sequences
+
+
+class Admission(Protocol):
+    """Decides who joins. It hears of everything that changes what running sequences hold.
+
+    A sequence has its slot in every call but :meth:`admits`.
     """
 
-    def __init__(self, page_size: int) -> None:
-        self._page_size = page_size
-        self._mean_output = float(FIRST_GUESS_TOKENS)
-        self._caution = 1.0
+    def begin_step(self) -> None:
+        """A step is being planned."""
 
-    def pages(self, remaining: Iterable[int]) -> int:
-        """Reserve for sequences that may each grow by that many tokens."""
-        page_size = self._page_size
-        expected = int(self._mean_output / 2 * self._caution) + 1
-        return sum([-(-min(tokens, expected) // page_size) for tokens in remaining])
+    def admits(self, seq: Sequence, claims: int, pool: PoolState) -> bool:
+        """Whether ``seq`` may join: its known tokens add ``claims`` pages to ``pool.held``."""
 
-    def ended(self, num_output: int) -> None:
-        """A request came to its own end after ``num_output`` tokens."""
-        self._mean_output += (num_output - self._mean_output) / MEMORY
+    def joined(self, seq: Sequence, claims: int) -> None:
+        """It has."""
 
-    def relax(self) -> None:
-        """A running request is gone."""
-        self._caution -= (self._caution - 1.0) / 4
+    def grew(self, seq: Sequence) -> None:
+        """A running sequence has filled another page."""
+
+    def left(self, seq: Sequence, ended: bool) -> None:
+        """It gives its pages back; ``ended``: because its answer is complete."""
 
     def preempted(self) -> None:
-        self._caution = min(MAX_CAUTION, self._caution * 2)
+        """A sequence lost its pages to another one."""
+
+
+class AdmitWhatFits:
+    """Keeps ``watermark`` of the pool free, and looks no further: what Octavo is compared with."""
+
+    def __init__(self, watermark: float = 0.01, limit: int | None = None) -> None:
+        self._watermark = watermark
+        self._limit = limit
+        self._num_running = 0
+
+    def begin_step(self) -> None: ...
+
+    def admits(self, seq: Sequence, claims: int, pool: PoolState) -> bool:
+        if self._limit is not None and self._num_running >= self._limit:
+            return False
+        return pool.held + claims <= pool.usable * (1 - self._watermark)
+
+    def joined(self, seq: Sequence, claims: int) -> None:
+        self._num_running += 1
+
+    def grew(self, seq: Sequence) -> None: ...
+
+    def left(self, seq: Sequence, ended: bool) -> None:
+        self._num_running -= 1
+
+    def preempted(self) -> None: ...

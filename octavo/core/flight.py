@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import compress
+from itertools import chain, compress, repeat
 
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.sequence import Sequence
@@ -14,9 +14,10 @@ class Flight:
     Slots are reused while plans are under way, so a result is matched by row, never by slot.
     """
 
-    __slots__ = ("plan", "seqs")
+    __slots__ = ("plan", "planned", "seqs")
 
-    def __init__(self, step: int, num_groups: int) -> None:
+    def __init__(self, step: int, now: float, num_groups: int) -> None:
+        self.planned = now
         self.plan = StepPlan(
             step,
             page_counts=[[] for _ in range(num_groups)],
@@ -69,18 +70,26 @@ class Flight:
             plan.pages[group].extend(pages)
 
     def drop_gone(self) -> None:
-        """Take out the rows of sequences that were preempted after they had been added.
-
-        Only decode rows (no new pages) can be affected.
-        """
+        """Take out the rows of sequences that were preempted after they had been added."""
         plan = self.plan
         alive = [seq.slot >= 0 for seq in self.seqs]
         if all(alive):
             return
+        for group, counts in enumerate(plan.page_counts):
+            if plan.pages[group]:
+                kept = chain.from_iterable(map(repeat, alive, counts))
+                plan.pages[group] = list(compress(plan.pages[group], kept))
+            plan.page_counts[group] = list(compress(counts, alive))
         self.seqs = list(compress(self.seqs, alive))
         for name in ("slots", "starts", "counts", "samples"):
             setattr(plan, name, list(compress(getattr(plan, name), alive)))
-        plan.page_counts = [list(compress(counts, alive)) for counts in plan.page_counts]
+
+    def size(self) -> tuple[int, int, int]:
+        """Prefill tokens, rows of one token, and tokens whose keys and values are read."""
+        counts = self.plan.counts
+        num_tokens = sum(counts)
+        rows = len(counts) if num_tokens == len(counts) else counts.count(1)
+        return num_tokens - rows, rows, sum(self.plan.starts) + num_tokens
 
     def unsampled(self) -> list[tuple[Sequence, int]]:
         """Sequences of the rows that sample nothing, and where their slices end."""

@@ -247,6 +247,11 @@ class PagePool:
         """A page with these contents, if there is one; not yet referenced."""
         return self._index.get(key)
 
+    @property
+    def num_findable(self) -> int:
+        """Pages, referenced or not, that can be found by what they hold."""
+        return sum(key is not None for key in self._hashes)
+
     def reset_cache(self) -> None:
         """Forget what every page holds. Referenced pages stay so, but cannot be found."""
         self._hashes = [None] * self.num_pages

@@ -43,6 +43,10 @@ class StepPlan:
     ``page_counts[g][i]`` new pages of row i in layer group g lie, in order, in
     ``pages[g]``. ``leaves`` are slots whose requests are gone: they are processed
     before ``joins``, and joins before slices. The empty plan is legal.
+
+    Swaps come before all that, in this order: page ``swap_out_pages[i]`` (all layer groups see
+    the same pages) is copied to host page ``swap_out_hosts[i]``, then host page
+    ``swap_in_hosts[i]`` to page ``swap_in_pages[i]``. Host pages are numbered from 1.
     """
 
     step: int
@@ -54,6 +58,10 @@ class StepPlan:
     pages: list[list[int]] = field(default_factory=list)
     joins: list[Join] = field(default_factory=list)
     leaves: list[int] = field(default_factory=list)
+    swap_out_pages: list[int] = field(default_factory=list)
+    swap_out_hosts: list[int] = field(default_factory=list)
+    swap_in_hosts: list[int] = field(default_factory=list)
+    swap_in_pages: list[int] = field(default_factory=list)
     bucket: int = 0  # tokens to pad to; an executor may raise it so that ranks agree
 
     @property

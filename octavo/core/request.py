@@ -45,8 +45,8 @@ class Request:
     ``parent`` is the id of the sibling that computes the shared prompt (n > 1).
     ``generated`` are ids a dead engine already delivered: they are re-prefilled, counted
     as output, and not sent again.
-    ``tenant`` is whom fair scheduling charges. ``timeout`` and ``queue_timeout`` are seconds from the
-    moment the scheduler gets the request: to its end, and to its first admission.
+    ``tenant`` is whom fair scheduling charges. ``timeout`` and ``queue_timeout`` are seconds from
+    the moment the scheduler gets the request: to its end, and to its first admission.
     """
 
     id: str

@@ -8,19 +8,26 @@ thread and no I/O here; the caller passes the time in.
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 
-from octavo.core.admission import GrowthEstimate
+from octavo.core.admission import Admission, PoolState
+from octavo.core.deadlines import Deadlines, Limit
 from octavo.core.errors import AuditError, InvalidRequest
 from octavo.core.flight import Flight
-from octavo.core.pages import NULL_PAGE, PagePool
-from octavo.core.plan import AbortReason, Delta, FinishReason, StepPlan, StepResult
-from octavo.core.prefix import group_key, longest_hit
+from octavo.core.forecast import Forecast
+from octavo.core.kvcache import KVCache, Quote
+from octavo.core.pacing import PrefillPace
+from octavo.core.pages import PagePool
+from octavo.core.plan import AbortReason, Delta, FinishReason, StepOutput, StepPlan, StepResult
+from octavo.core.preemption import Preemption, newest
 from octavo.core.request import Request
 from octavo.core.sequence import GONE, Sequence
-from octavo.core.waiting import Policy, WaitingQueue, by_priority
+from octavo.core.waiting import Fcfs, Policy
 
+RETRY_STEPS = 8  # a head of the queue that was refused is looked at again after so many steps
+MAX_LIVES = 8  # so often preempted, a sequence gives way to nobody that waits
 _by_key = attrgetter("key")
 
 
@@ -28,18 +35,27 @@ _by_key = attrgetter("key")
 class SchedulerStats:
     """Gauges of this moment, and counters that only ever grow."""
 
-    waiting: int = 0
+    waiting: int = 0  # parked ones among them
+    swapped: int = 0  # parked on the host
     running: int = 0
     pages_total: int = 0
     pages_free: int = 0
     pages_cached: int = 0
     pages_referenced: int = 0
+    host_pages_total: int = 0
+    host_pages_free: int = 0
     prefix_query_tokens: int = 0  # tokens of admitted requests that asked the prefix cache
     prefix_hit_tokens: int = 0
     preemptions: int = 0
+    preemptions_recompute: int = 0
+    preemptions_swap: int = 0
+    preemption_reasons: dict[str, int] = field(default_factory=dict)
+    computed_tokens: int = 0
+    recomputed_tokens: int = 0  # computed before, and lost to a preemption
     prompt_tokens: int = 0  # of admitted requests, each counted once
     generation_tokens: int = 0  # accepted
     finished: dict[str, int] = field(default_factory=dict)  # by finish reason
+    timeouts: dict[str, int] = field(default_factory=dict)  # by limit
 
 
 class Scheduler:
@@ -47,7 +63,10 @@ class Scheduler:
 
     ``max_num_batched_tokens`` bounds the tokens of a step, ``max_num_seqs`` the sequences that run.
     The first must be at least the second: each running sequence can always get its next token.
-    ``policy`` gives the key by which requests wait and, from the other end, are preempted.
+    ``policy`` says in which order requests wait, ``admission`` whether the next one may join,
+    ``preemption`` who must go when pages are short, and what becomes of its pages, and ``pace``
+    how much of a step prompts may take; ``long_prefill_token_threshold``, if not 0, how
+    much of one prompt. ``choose`` names the victim among the running ones.
     """
 
     def __init__(
@@ -58,38 +77,55 @@ class Scheduler:
         max_num_batched_tokens: int,
         max_model_len: int,
         prefix_caching: bool = True,
-        policy: Policy = by_priority,
-        admission: GrowthEstimate | None = None,
+        policy: Policy | None = None,
+        admission: Admission | None = None,
+        preemption: Preemption | None = None,
+        choose: Callable[[list[Sequence]], Sequence] = newest,
+        pace: PrefillPace | None = None,
+        long_prefill_token_threshold: int = 0,
+        host_pages: int = 0,
     ) -> None:
         if not 1 <= max_num_seqs <= max_num_batched_tokens:
             raise ValueError(
                 f"max_num_batched_tokens ({max_num_batched_tokens}) must be at least "
                 f"max_num_seqs ({max_num_seqs}), and that at least 1"
             )
-        layout = pool.layout
-        self.pool = pool
+        self.cache = KVCache(pool, prefix_caching=prefix_caching, host_pages=host_pages)
         self.max_num_seqs = max_num_seqs
         self.max_num_batched_tokens = max_num_batched_tokens
         self.max_len = max_model_len
-        if layout.num_paged:
-            self.max_len = min(max_model_len, pool.largest_sequence)
-        self.prefix_caching = prefix_caching and layout.num_paged == len(layout.blocks)
-        self._windows = [(g, b.window) for g, b in enumerate(layout.blocks) if b.window]
-        self._policy = policy
-        self._admission = admission or GrowthEstimate(layout.page_size)
+        if pool.layout.num_paged:
+            largest = pool.layout.largest_sequence(pool.num_usable, max_num_batched_tokens)
+            self.max_len = min(max_model_len, largest)
+        self.pace = pace or PrefillPace()
+        self._longest_slice = long_prefill_token_threshold or max_num_batched_tokens
+        self._policy = policy or Fcfs()
+        self._admission = admission or Forecast(self.cache.page_size, self.max_len)
+        self._preemption = preemption or Preemption()
+        self._choose = choose
         self._step = 0
         self._num_submitted = 0
-        self._stats = SchedulerStats(pages_total=pool.num_usable)
+        self._stats = SchedulerStats(pages_total=pool.num_usable, host_pages_total=host_pages)
         self._clear()
 
     def _clear(self) -> None:
         self._live: dict[str, Sequence] = {}
         self._running: list[Sequence] = []
-        self._waiting = WaitingQueue()
-        self._blocked: Sequence | None = None  # head that will not fit before pages come back
+        self._deadlines = Deadlines()
+        self._blocked: Sequence | None = None  # head that was refused …
+        self._retry = 0  # … and is not looked at before this step, unless pages come back
         self._flights: deque[Flight] = deque()
         self._free_slots = list(range(self.max_num_seqs - 1, -1, -1))
         self._leaves: list[int] = []  # slots given up that no plan has told yet
+        self._applied = 0.0  # when
+
+    @property
+    def pool(self) -> PagePool:
+        return self.cache.pool
+
+    @property
+    def prefix_caching(self) -> bool:
+        return self.cache.prefix_caching
 
     # ---- requests come and go
 
@@ -101,21 +137,23 @@ class Scheduler:
         """
         if request.id in self._live:
             raise InvalidRequest(f"a request with id {request.id!r} is already running.")
-        key = (*self._policy(request, now), self._num_submitted)
+        key = (self._policy.key(request, now), self._num_submitted)
         self._num_submitted += 1
         limit = min(len(request.prompt) + request.max_tokens, self.max_len)
-        seq = Sequence(request, key, limit)
+        seq = Sequence(request, key, limit, now)
         self._live[seq.id] = seq
+        self._policy.arrived(request)
         last = request.generated[-1] if request.generated else None
         if last in seq.stop_ids:
             return self._end(seq, "stop", stop_id=last)
         if len(seq.tokens) >= limit:
             return self._end(seq, "length")
+        self._deadlines.add(seq, now)
         parent = self._live.get(request.parent) if request.parent else None
         if parent is not None and self._waits_for(parent, seq):
             parent.children.append(seq)
         else:
-            self._waiting.push(seq)
+            self._policy.push(seq)
         return None
 
     def abort(self, request_id: str, now: float, *, reason: AbortReason = "abort") -> Delta | None:
@@ -127,9 +165,17 @@ class Scheduler:
         if seq is None:
             return None
         delta = self._end(seq, reason)
-        self._sweep()
-        self._waiting.prune(len(self._live) - len(self._running))
+        self._tidy()
         return delta
+
+    def expire(self, now: float) -> list[Delta]:
+        """End the requests whose time is over. O(1) while there are none."""
+        deltas = [
+            self._time_out(seq, limit) for seq, limit in self._deadlines.late(now, self._live)
+        ]
+        if deltas:
+            self._tidy()
+        return deltas
 
     def forget_all(self) -> None:
         """Start afresh, whatever state a call or a step that did not come to its end has left.
@@ -139,8 +185,10 @@ class Scheduler:
         """
         counts = self._stats.finished
         counts["error"] = counts.get("error", 0) + len(self._live)
-        layout = self.pool.layout
-        self.pool = PagePool(self.pool.num_pages, layout.page_size, layout.blocks)
+        for seq in self._running:
+            self._admission.left(seq, ended=False)
+        self.cache.reset()
+        self._policy.clear()
         self._clear()
 
     @property
@@ -153,61 +201,72 @@ class Scheduler:
     def plan(self, now: float) -> StepPlan:
         """The next step. An empty plan (nothing can be computed before a result is applied, or at
         all) carries nothing and need not be executed."""
-        flight = Flight(self._step, len(self.pool.layout.blocks))
+        flight = Flight(self._step, now, len(self.pool.layout.blocks))
         self._step += 1
+        self._admission.begin_step()
         preemptions = self._stats.preemptions
         others = flight.add_decodes(self._running)
-        if others:
-            self._extend(flight, others)
+        catching_up = self._extend(flight, others) if others else []
+        budget = self._prefill_budget(flight, catching_up, now)
+        if catching_up:
+            budget = self._catch_up(flight, catching_up, budget)
         if self._stats.preemptions == preemptions:  # else there is no room for newcomers
-            self._admit(flight)
+            self._admit(flight, budget)
         plan = flight.plan
         if plan.slots:
             plan.leaves, self._leaves = self._leaves, []
+            self.cache.take_swaps(plan)
             self._flights.append(flight)
         return plan
 
-    def apply(self, result: StepResult, now: float) -> list[Delta]:
-        """Take in the result of the oldest plan under way: one delta for each request with news.
+    def apply(self, result: StepResult, now: float) -> StepOutput:
+        """Take in the result of the oldest plan under way; the news of each request that has any.
 
         Raises RuntimeError if the result is not that plan's.
         """
         flight = self._claim(result)
         if flight is None:
-            return []
+            return StepOutput()
         rows = flight.sampled(result)
         deltas = self._apply_faults(flight, result) if result.faults else []
         for seq, end in flight.unsampled():
             if seq.slot >= 0:
-                self._set_room(seq)
+                self.cache.set_room(seq)
                 self._settle(seq, end)
-        accepted = 0
+        ids: list[str] = []
+        tokens: list[int] = []
         for seq, token in zip(rows, result.ids, strict=True):
             if seq.slot < 0:  # ended or preempted meanwhile
                 continue
-            tokens = seq.tokens
-            tokens.append(token)
-            accepted += 1
-            if len(tokens) > seq.due or token in seq.stop_ids:
+            known = seq.tokens
+            known.append(token)
+            if len(known) > seq.due or token in seq.stop_ids:
                 deltas.append(self._look(seq, token))
             else:
-                deltas.append(Delta(seq.id, [token], None, None, None, None, None, [], []))
-        self._stats.generation_tokens += accepted
+                ids.append(seq.id)
+                tokens.append(token)
+        self._stats.generation_tokens += len(ids) + sum([len(delta.ids) for delta in deltas])
+        output = StepOutput(ids, tokens, deltas)
         if result.logprobs or result.prompt_logprobs:
-            self._add_logprobs(flight, result, deltas)
+            self._add_logprobs(flight, result, output)
+        self._observe(flight, now)
         self._sweep()
-        return deltas
+        return output
 
     def stats(self) -> SchedulerStats:
-        pool, running = self.pool, len(self._running)
+        pool, host, running = self.pool, self.cache.host, len(self._running)
         return replace(
             self._stats,
             waiting=len(self._live) - running,
+            swapped=sum(bool(seq.parked) for seq in self._live.values()) if host.num_pages else 0,
             running=running,
             pages_free=pool.num_free,
             pages_cached=pool.num_cached,
             pages_referenced=pool.num_referenced,
+            host_pages_free=host.num_free,
+            preemption_reasons=dict(self._stats.preemption_reasons),
             finished=dict(self._stats.finished),
+            timeouts=dict(self._stats.timeouts),
         )
 
     def reset_prefix_cache(self) -> None:
@@ -219,23 +278,19 @@ class Scheduler:
 
     def audit(self) -> None:
         """Recount pages and slots. Raises :class:`AuditError`."""
-        self.pool.audit(table for seq in self._running for table in seq.tables)
+        waiting = (seq for seq in self._live.values() if seq.slot < 0)
+        self.cache.audit(self._running, waiting)
         slots = sorted([*self._free_slots, *(seq.slot for seq in self._running)])
         if slots != list(range(self.max_num_seqs)):
             raise AuditError(f"slots free and in use are {slots}, not 0 to {self.max_num_seqs - 1}")
         if any(self._live.get(seq.id) is not seq for seq in self._running):
             raise AuditError("a running sequence is not, or no longer, that of a live request")
-        for seq in self._running:
-            for group, window in self._windows:
-                seen = max(0, seq.scheduled + 1 - window) // self.pool.layout.page_size
-                if NULL_PAGE in seq.tables[group][seen:]:
-                    raise AuditError(f"a page that {seq.id!r} still sees was dropped")
 
     # ---- planning
 
-    def _extend(self, flight: Flight, others: list[Sequence]) -> None:
-        """Rows for what is not a plain decode: first those that need a page for their next
-        token (prompts do not starve them), then those with more than one token to catch up."""
+    def _extend(self, flight: Flight, others: list[Sequence]) -> list[Sequence]:
+        """Rows for those that need a page for their next token (prompts do not starve them).
+        Returns those with more than one token to catch up, in order."""
         others.sort(key=_by_key)
         catching_up = []
         for seq in others:
@@ -243,111 +298,119 @@ class Scheduler:
                 continue  # preempted just now; complete, or a slice is under way: results first
             if seq.scheduled + 1 < seq.total:
                 catching_up.append(seq)
-            elif (pages := self._grow(seq)) is not None:
+            elif (pages := self._grow(seq, seq.total, "decode")) is not None:
                 flight.add(seq, 1, pages)
         flight.drop_gone()
-        budget = self.max_num_batched_tokens - len(flight.seqs)
-        for seq in catching_up:
-            if budget and seq.slot >= 0:
-                count = min(budget, seq.total - seq.scheduled)
-                flight.add(seq, count, [[] for _ in seq.tables])
-                budget -= count
+        return catching_up
 
-    def _grow(self, seq: Sequence) -> list[list[int]] | None:
-        """One more page in each paged group, preempting from the end of the order until there is
-        room; None if that was ``seq`` itself. Alone, a sequence always fits: see ``max_len``."""
-        blocks = self.pool.layout.blocks
-        num_paged = self.pool.layout.num_paged
-        while (grant := self.pool.reserve((), num_paged)) is None:
-            victim = max(self._running, key=_by_key)
-            self._preempt(victim)
+    def _catch_up(self, flight: Flight, seqs: list[Sequence], budget: int) -> int:
+        """Slices of prompts (or what a preemption lost). Returns what is left of the budget."""
+        for seq in seqs:
+            if budget <= 0:
+                break
+            if seq.slot < 0:
+                continue
+            count = min(budget, seq.total - seq.scheduled, self._longest_slice)
+            pages = self._grow(seq, seq.scheduled + count, "prefill")
+            if pages is not None:
+                flight.add(seq, count, pages)
+                budget -= count
+        flight.drop_gone()
+        return budget
+
+    def _prefill_budget(self, flight: Flight, catching_up: list[Sequence], now: float) -> int:
+        """Tokens that prompts may take of this step."""
+        rows = len(flight.seqs)
+        budget = self.max_num_batched_tokens - rows
+        oldest = catching_up[0] if catching_up else self._policy.head()
+        if oldest is None:
+            return budget
+        pressed = self._blocked is not None
+        context = sum(flight.plan.starts) if rows else 0
+        return self.pace.tokens(budget, rows, context, pressed, now - oldest.arrival)
+
+    def _grow(self, seq: Sequence, end: int, reason: str) -> list[list[int]] | None:
+        """Pages up to ``end`` tokens, preempting from the end of the order until there is room;
+        None if that was ``seq`` itself. Alone, a sequence always fits: see ``max_len``."""
+        while (pages := self.cache.grow(seq, end)) is None:
+            victim = self._choose(self._running)
+            self._preempt(victim, reason)
             if victim is seq:
                 return None
-        fresh = iter(grant.fresh)
-        pages = [[next(fresh)] if block.kind == "paged" else [] for block in blocks]
-        for table, new in zip(seq.tables, pages, strict=True):
-            table.extend(new)
-        self._set_room(seq)
         return pages
 
-    def _preempt(self, seq: Sequence) -> None:
+    def _preempt(self, seq: Sequence, reason: str) -> None:
         """Take slot and pages; the request waits again, ahead of those that came after it."""
         heir = seq.successor()
         self._live[seq.id] = heir
+        swap = self._preemption.swaps(seq, self.pace.step_time) and self.cache.park(seq, heir)
         self._vacate(seq)
         self._sweep()
-        self._waiting.push(heir)
-        self._admission.preempted()
-        self._stats.preemptions += 1
+        self._policy.push(heir)
+        if reason != "priority":
+            self._admission.preempted()
+        stats = self._stats
+        stats.preemptions += 1
+        if swap:
+            stats.preemptions_swap += 1
+        else:
+            stats.preemptions_recompute += 1
+        stats.preemption_reasons[reason] = stats.preemption_reasons.get(reason, 0) + 1
 
-    def _admit(self, flight: Flight) -> None:
+    def _admit(self, flight: Flight, budget: int) -> None:
         """Let waiting requests join, in order, while tokens, slots and pages last."""
-        budget = self.max_num_batched_tokens - sum(flight.plan.counts)
-        growth: int | None = None
-        while budget > 0 and self._free_slots:
-            seq = self._waiting.head()
-            if seq is None or seq is self._blocked:
+        while budget > 0:
+            seq = self._policy.head()
+            if seq is None or (seq is self._blocked and self._step < self._retry):
                 return
-            if growth is None:
-                growth = self._expected_growth(self._running)
-            growth += self._expected_growth([seq])
-            if not self._join(seq, growth if self._running else 0):
-                self._blocked = seq
+            quote = self.cache.quote(seq, min(budget, self._longest_slice))
+            if not self._make_room(seq, quote):
+                self._blocked, self._retry = seq, self._step + RETRY_STEPS
                 return
-            self._waiting.pop()
+            if seq is self._blocked:
+                self._blocked = None
+            self._policy.pop()
+            self._enter(seq, quote)
             self._release_served_children(seq)
             flight.plan.joins.append(seq.join())
-            count = min(budget, seq.total - seq.scheduled)
-            flight.add(seq, count, seq.tables)
-            budget -= count
+            flight.add(seq, quote.end - quote.start, seq.tables)
+            budget -= quote.end - quote.start
 
-    def _expected_growth(self, seqs: list[Sequence]) -> int:
-        """Pages, over all groups, to keep free for the growth of ``seqs``."""
-        remaining = [seq.limit - seq.total for seq in seqs]
-        return self._admission.pages(remaining) * self.pool.layout.num_paged
-
-    def _join(self, seq: Sequence, growth: int) -> bool:
-        """Pages for all known tokens and a slot, or nothing. Cached pages count as computed."""
-        layout, pool = self.pool.layout, self.pool
-        known = len(seq.tokens)
-        asks = self.prefix_caching and seq.reads_cache
-        shareable = (known - 1) // layout.page_size if asks else 0
-        hashes = seq.extend_hashes(shareable, layout.page_size)
-        hits = longest_hit(pool, hashes[:shareable])
-        needs = [n - len(hit) for n, hit in zip(layout.group_pages(known), hits, strict=True)]
-        cached = [page for hit in hits for page in hit if page != NULL_PAGE]
-        grant = pool.reserve(cached, sum(needs), spare=growth)
-        if grant is None:
-            return False
-        fresh = iter(grant.fresh)
-        seq.tables = [
-            hit + [next(fresh) for _ in range(need)] for hit, need in zip(hits, needs, strict=True)
-        ]
-        num_hit = max(map(len, hits))
-        seq.scheduled = num_hit * layout.page_size
-        seq.published = num_hit if self.prefix_caching else None
-        seq.slot = self._free_slots.pop()
-        self._set_room(seq)
-        self._running.append(seq)
-        if seq.lives == 1:
-            self._count_first_join(seq, asks)
+    def _make_room(self, seq: Sequence, quote: Quote) -> bool:
+        """Whether ``seq`` may join and has its pages now, taking those of sequences that it
+        comes before if the policy wants that."""
+        while not (self._free_slots and self._may_join(seq, quote)):
+            if not self._policy.preempts or not self._running:
+                return False
+            victim = self._choose(self._running)
+            if victim.key <= seq.key or victim.lives > MAX_LIVES:
+                return False
+            self._preempt(victim, "priority")
         return True
 
-    def _count_first_join(self, seq: Sequence, asks: bool) -> None:
-        stats, page_size = self._stats, self.pool.layout.page_size
+    def _may_join(self, seq: Sequence, quote: Quote) -> bool:
+        if self._running:
+            state = PoolState(self.pool.num_usable, self.cache.num_held)
+            if not self._admission.admits(seq, quote.claims + quote.promised, state):
+                return False
+        return self.cache.begin(seq, quote)
+
+    def _enter(self, seq: Sequence, quote: Quote) -> None:
+        """A slot for a sequence that has its pages."""
+        seq.slot = self._free_slots.pop()
+        self._running.append(seq)
+        self._admission.joined(seq, quote.claims + quote.promised)
+        stats = self._stats
+        stats.recomputed_tokens += max(0, seq.reached - seq.scheduled)
+        self._charge(seq, max(seq.charged, min(seq.scheduled, seq.prompt_len)))
+        if seq.lives > 1:
+            return
         stats.prompt_tokens += seq.prompt_len
-        if asks:
+        if self.prefix_caching and seq.reads_cache:
             stats.prefix_query_tokens += len(seq.tokens)
             stats.prefix_hit_tokens += seq.scheduled
+        page_size = self.cache.page_size
         seq.cached_tokens = min(seq.scheduled, seq.shareable_pages(page_size) * page_size)
-
-    def _set_room(self, seq: Sequence) -> None:
-        """Let the sequence go on to the end of its pages, or to its last token but one."""
-        room = seq.limit - 1
-        for table, block in zip(seq.tables, self.pool.layout.blocks, strict=True):
-            if block.kind == "paged":
-                room = min(room, len(table) * self.pool.layout.page_size)
-        seq.room = room
 
     # ---- applying
 
@@ -358,6 +421,13 @@ class Scheduler:
         if not (result.slots or result.faults):
             return None
         raise RuntimeError(f"got the result of step {result.step}, which is not the oldest one")
+
+    def _observe(self, flight: Flight, now: float) -> None:
+        """What the step has computed, and how long it took."""
+        prefill, rows, context = flight.size()
+        self._stats.computed_tokens += prefill + rows
+        self.pace.observe(prefill, rows, context, now - max(flight.planned, self._applied))
+        self._applied = now
 
     def _apply_faults(self, flight: Flight, result: StepResult) -> list[Delta]:
         by_slot = {seq.slot: seq for seq in flight.seqs if seq.slot >= 0}
@@ -375,36 +445,37 @@ class Scheduler:
             return self._end(seq, "stop", [token], stop_id=token)
         if num_tokens >= seq.limit:
             return self._end(seq, "length", [token])
-        page_size = self.pool.layout.page_size
+        page_size = self.cache.page_size
         seq.due = min(seq.limit - 1, -(-num_tokens // page_size) * page_size)
+        self._admission.grew(seq)
+        self._charge(seq, num_tokens)
         return seq.delta([token])
 
     def _settle(self, seq: Sequence, computed: int) -> None:
-        """Publish the pages that ``computed`` accepted tokens fill; drop those no window shows."""
-        pool = self.pool
-        page_size = pool.layout.page_size
-        full = computed // page_size
-        if seq.published is not None and full > seq.published:
-            first, seq.published = seq.published, full
-            hashes = seq.extend_hashes(full, page_size)
-            for group, table in enumerate(seq.tables):
-                for index in range(first, full):
-                    pool.publish(table[index], group_key(hashes[index], group))
-            if first < seq.shareable_pages(page_size) <= full:
-                self._blocked = None  # it may hit these pages
+        """``computed`` tokens of the sequence are final: others may share their pages."""
+        if self.cache.settle(seq, computed):
+            self._retry = 0
+        if seq.children:
             self._release_served_children(seq)
-        for group, window in self._windows:
-            table = seq.tables[group]
-            index = (computed + 1 - window) // page_size - 1
-            while index >= 0 and table[index] != NULL_PAGE:
-                pool.release([table[index]])
-                self._blocked = None
-                table[index] = NULL_PAGE
-                index -= 1
 
-    def _add_logprobs(self, flight: Flight, result: StepResult, deltas: list[Delta]) -> None:
-        by_id = {delta.id: delta for delta in deltas}
+    def _charge(self, seq: Sequence, reached: int) -> None:
+        """Its tenant was served all tokens up to ``reached``; cached ones cost nothing."""
+        first, prompt_len = seq.charged, seq.prompt_len
+        inputs = max(0, min(reached, prompt_len) - first)
+        if reached > first:
+            seq.charged = reached
+            if seq.slot >= 0:
+                self._policy.charge(seq.request, inputs, reached - first - inputs)
+
+    def _add_logprobs(self, flight: Flight, result: StepResult, output: StepOutput) -> None:
+        """Requests with log-probabilities are told by a delta, whatever else they have to say."""
         by_slot = dict(zip(flight.plan.slots, flight.seqs, strict=True))
+        by_id = {delta.id: delta for delta in output.deltas}
+        wanted = {by_slot[slot].id for slot in result.logprobs}
+        wanted |= {by_slot[part.slot].id for part in result.prompt_logprobs}
+        for request_id, token in _take_out(output, wanted):
+            by_id[request_id] = Delta(request_id, [token])
+            output.deltas.append(by_id[request_id])
         for slot, logprobs in result.logprobs.items():
             delta = by_id.get(by_slot[slot].id)
             if delta is not None:
@@ -416,7 +487,7 @@ class Scheduler:
                 continue
             if seq.id not in by_id:
                 by_id[seq.id] = seq.delta([])
-                deltas.append(by_id[seq.id])
+                output.deltas.append(by_id[seq.id])
             by_id[seq.id].prompt_logprobs.extend(entries)
             seq.next_prompt_logprob += len(entries)
 
@@ -430,14 +501,14 @@ class Scheduler:
         stop_id: int | None = None,
     ) -> Delta:
         """The terminal delta; slot and pages are free again, siblings need not wait."""
+        self._charge(seq, len(seq.tokens))
         if seq.slot >= 0:
-            self._vacate(seq)
-            self._admission.relax()
+            self._vacate(seq, ended=finish in ("stop", "length"))
+        self.cache.discard(seq)
         seq.slot = GONE
         del self._live[seq.id]
+        self._policy.left(seq.request)
         self._release_children(seq)
-        if finish in ("stop", "length"):
-            self._admission.ended(seq.num_output)
         counts = self._stats.finished
         counts[finish] = counts.get(finish, 0) + 1
         return seq.delta(ids or [], finish, stop_id)
@@ -447,14 +518,32 @@ class Scheduler:
         delta.error_code, delta.error = code, message
         return delta
 
-    def _vacate(self, seq: Sequence) -> None:
+    def _time_out(self, seq: Sequence, limit: Limit) -> Delta:
+        request = seq.request
+        if limit == "queue_timeout":
+            message = f"The request waited for its start for {request.queue_timeout:g} s."
+        else:
+            message = f"The request did not end within {request.timeout:g} s."
+        delta = self._end(seq, "timeout")
+        delta.error_code, delta.error = limit, message
+        counts = self._stats.timeouts
+        counts[limit] = counts.get(limit, 0) + 1
+        return delta
+
+    def _vacate(self, seq: Sequence, ended: bool = False) -> None:
         """Give slot and pages back. Later plans may use them at once: plans run in order."""
-        for table in seq.tables:
-            self.pool.release(table)
+        self._admission.left(seq, ended)
+        self.cache.release(seq)
         self._free_slots.append(seq.slot)
         self._leaves.append(seq.slot)
         seq.slot = GONE
-        self._blocked = None
+        self._retry = 0
+
+    def _tidy(self) -> None:
+        """After requests have ended outside of a step."""
+        self._sweep()
+        self._policy.prune(len(self._live) - len(self._running))
+        self._deadlines.prune(self._live)
 
     def _sweep(self) -> None:
         """Drop from the running ones those that have given up their slot."""
@@ -469,7 +558,7 @@ class Scheduler:
     def _release_children(self, seq: Sequence) -> None:
         for child in seq.children:
             if child.slot != GONE:
-                self._waiting.push(child)
+                self._policy.push(child)
         seq.children = []
 
     def _waits_for(self, parent: Sequence, seq: Sequence) -> bool:
@@ -480,4 +569,12 @@ class Scheduler:
         """Whether it has yet to publish pages that a sibling could hit."""
         if parent.published is None:
             return False
-        return parent.published < parent.shareable_pages(self.pool.layout.page_size)
+        return parent.published < parent.shareable_pages(self.cache.page_size)
+
+
+def _take_out(output: StepOutput, wanted: set[str]) -> list[tuple[str, int]]:
+    """Remove the rows of these requests from the columns, and return them."""
+    rows = list(zip(output.request_ids, output.tokens, strict=True))
+    output.request_ids = [name for name, _ in rows if name not in wanted]
+    output.tokens = [token for name, token in rows if name not in wanted]
+    return [row for row in rows if row[0] in wanted]

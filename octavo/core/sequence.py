@@ -21,11 +21,14 @@ class Sequence:
     full, request complete, first news). ``tables`` hold the pages of each layer group.
 
     When preempted, a sequence is gone, and its successor waits; so what is still
-    under way for it can be told from what its successor does.
+    under way for it can be told from what its successor does. A successor may hold ``parked`` host
+    pages of each group, in place of its first ``parked_tokens`` tokens' pages.
     """
 
     __slots__ = (
+        "arrival",
         "cached_tokens",
+        "charged",
         "children",
         "due",
         "hashes",
@@ -34,7 +37,11 @@ class Sequence:
         "limit",
         "lives",
         "next_prompt_logprob",
+        "parked",
+        "parked_tokens",
+        "promised",
         "published",
+        "reached",
         "request",
         "room",
         "scheduled",
@@ -45,10 +52,13 @@ class Sequence:
         "total",
     )
 
-    def __init__(self, request: Request, key: tuple[float, float, int], limit: int) -> None:
+    def __init__(
+        self, request: Request, key: tuple[float, int], limit: int, arrival: float = 0.0
+    ) -> None:
         self.request = request
         self.id = request.id
-        self.key = key
+        self.key = key  # lower runs first and is preempted last; never changes
+        self.arrival = arrival
         self.limit = limit  # tokens at which the request is complete
         self.stop_ids = request.stop_ids
         self.tokens = [*request.prompt, *request.generated]
@@ -63,7 +73,12 @@ class Sequence:
         self.room = 0
         self.due = 0
         self.published: int | None = 0  # pages findable; None: this one publishes nothing
+        self.promised = 0  # pages, over all groups, still to be reserved for known tokens
+        self.reached = 0  # tokens that earlier lives had computed
+        self.charged = 0  # tokens its tenant was charged for
         self.tables: list[list[int]] = []
+        self.parked: list[list[int]] = []
+        self.parked_tokens = 0
 
     @property
     def prompt_len(self) -> int:
@@ -102,7 +117,7 @@ class Sequence:
 
     def successor(self) -> Sequence:
         """The same request with all ids known so far, without slot, pages or anything computed."""
-        heir = Sequence(self.request, self.key, self.limit)
+        heir = Sequence(self.request, self.key, self.limit, self.arrival)
         heir.tokens = self.tokens
         heir.total = len(self.tokens)
         heir.hashes = self.hashes
@@ -110,4 +125,6 @@ class Sequence:
         heir.cached_tokens = self.cached_tokens
         heir.next_prompt_logprob = self.next_prompt_logprob
         heir.lives = self.lives + 1
+        heir.reached = max(self.reached, min(self.scheduled, len(self.tokens)))
+        heir.charged = self.charged
         return heir

@@ -6,6 +6,7 @@ the plain loop and the oracle for deeper ones.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from functools import partial
 from typing import TypeVar
@@ -20,15 +21,21 @@ T = TypeVar("T")
 
 
 class EngineLoop:
-    """Drives one scheduler and one executor; owns no thread and reads no clock.
+    """Drives one scheduler and one executor; owns no thread. The clock is read once a step.
 
     A call that does not come to its end (a fault of a worker, Ctrl-C) leaves both in an unknown
     state. The next one starts them afresh: the requests of then are forgotten, new ones are served.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.scheduler = scheduler
         self.executor = executor
+        self._clock = clock
         self._under_way = 0
         self._torn = False  # a call is under way, or was cut short
 
@@ -73,14 +80,17 @@ class EngineLoop:
         return value
 
     def _step(self, now: float) -> StepOutput:
+        late = self.scheduler.expire(now)
         while self._under_way < self.executor.depth:
             plan = self.scheduler.plan(now)
             if plan.is_empty:
                 break
             self.executor.submit(plan)
             self._under_way += 1
-        if not self._under_way:
-            return StepOutput()
-        result = self.executor.result()
-        self._under_way -= 1
-        return StepOutput([], [], self.scheduler.apply(result, now))
+        output = StepOutput()
+        if self._under_way:
+            result = self.executor.result()
+            self._under_way -= 1
+            output = self.scheduler.apply(result, self._clock())
+        output.deltas += late
+        return output

@@ -38,7 +38,7 @@ def make_loop(
         max_num_batched_tokens=max(tokens, seqs),
         max_model_len=100,
         prefix_caching=caching,
-        admission=AdmitAll(page_size) if admit_all else None,
+        admission=AdmitAll() if admit_all else None,
     )
 
     def worker(rank: int) -> FakeWorker:

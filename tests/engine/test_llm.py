@@ -114,7 +114,7 @@ def test_prompt_logprobs_survive_a_preemption(folder: Path) -> None:
     params = SamplingParams(max_tokens=40, prompt_logprobs=0, temperature=0, ignore_eos=True)
     prompts = random_prompts(8)[2:]
     with open_llm(folder, kv_cache_tokens=96, max_model_len=96) as tight:
-        tight._loop.scheduler._admission = AdmitAll(16)
+        tight._loop.scheduler._admission = AdmitAll()
         outputs = run(tight, prompts, params)
         assert tight._loop.stats().preemptions > 0
     for prompt, output in zip(prompts, outputs, strict=True):

@@ -11,9 +11,10 @@ from typing import Any
 
 import msgspec
 
-from octavo.core.errors import EngineUnavailable
+from octavo.core.errors import EngineUnavailable, ServerError
 from octavo.core.plan import AbortReason, Delta, TokenLogprobs
 from octavo.core.request import Request
+from octavo.core.scheduler import QUEUE_TIME_BOUNDS
 from octavo.engine.client import EngineInfo, Health
 from tests.fakes.bytetok import BYTE_OFFSET, EOS_ID
 
@@ -64,18 +65,31 @@ class FakeEngine:
         self.aborted: list[str] = []
         self.open: dict[str, FakeStream] = {}
         self.controls: list[str] = []
+        self.broken: dict[str, str] = {}  # verbs that fail, and what they say
         self.stats: dict[str, Any] = {
             "waiting": 0,
+            "swapped": 0,
             "pages_total": 256,
             "pages_free": 250,
             "pages_cached": 2,
             "pages_referenced": 4,
             "prefix_query_tokens": 100,
             "prefix_hit_tokens": 48,
+            "host_pages_total": 40,
+            "host_pages_free": 30,
             "preemptions": 1,
+            "preemptions_recompute": 1,
+            "preemptions_swap": 0,
+            "preemption_reasons": {"decode": 1},
+            "computed_tokens": 0,
+            "recomputed_tokens": 0,
             "prompt_tokens": 0,
             "generation_tokens": 0,
             "finished": {},
+            "timeouts": {},
+            "queue_times": [0] * (len(QUEUE_TIME_BOUNDS) + 1),
+            "queue_time_sum": 0.0,
+            "audit_failures": 0,
         }
         self._health = Health(False, "starting")
         self._warm = asyncio.Event()
@@ -119,8 +133,10 @@ class FakeEngine:
         if not self._health.serving:
             raise EngineUnavailable("No engine is serving; try again shortly.")
         self.controls.append(name)
+        if name in self.broken:
+            raise ServerError(self.broken[name])
         if name == "reset_prefix_cache":
-            return True
+            return self.stats["pages_cached"]
         return {**self.stats, "running": len(self.open)}
 
 

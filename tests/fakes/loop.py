@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from octavo.core.admission import GrowthEstimate
+from octavo.core.admission import AdmitWhatFits
 from octavo.core.plan import Delta, FinishReason, StepPlan, TokenLogprobs
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
@@ -54,11 +54,12 @@ class SchedulerLoop:
     def step(self) -> None:
         """Plan as far ahead as possible, then take in one result."""
         self.now += 1.0
+        self._hear(self.scheduler.expire(self.now))
         while len(self.plans) < self.executor.depth:
-            preemptions = self.scheduler.stats().preemptions
+            preemptions = self._shortages()
             plan = self.scheduler.plan(self.now)
             self.scheduler.audit()
-            if self.scheduler.stats().preemptions > preemptions:
+            if self._shortages() > preemptions:
                 assert not plan.joins, "admission while there is no room for those that run"
             if plan.is_empty:
                 assert not plan.leaves, "an empty plan must not carry leaves"
@@ -70,7 +71,10 @@ class SchedulerLoop:
             self.history.append(plan)
         if self.plans:
             self.plans.popleft()
-            self._hear(self.scheduler.apply(self.executor.result(), self.now))
+            output = self.scheduler.apply(self.executor.result(), self.now)
+            self._hear(output.deltas)
+            for request_id, token in zip(output.request_ids, output.tokens, strict=True):
+                self._hear([Delta(request_id, [token])])
             self.scheduler.audit()
 
     def run(self, max_steps: int = 10_000) -> dict[str, Output]:
@@ -83,6 +87,11 @@ class SchedulerLoop:
             self.step()
             assert (len(self.history), len(self.plans)) != before, "nothing moves"
         raise AssertionError(f"work is left after {max_steps} steps")
+
+    def _shortages(self) -> int:
+        """Preemptions for want of pages by those that run."""
+        reasons = self.scheduler.stats().preemption_reasons
+        return reasons.get("decode", 0) + reasons.get("prefill", 0)
 
     def _check_plan(self, plan: StepPlan) -> None:
         assert plan.num_tokens <= self.scheduler.max_num_batched_tokens
@@ -120,11 +129,11 @@ class SchedulerLoop:
         assert all(output.finish for output in self.outputs.values())
 
 
-class AdmitAll(GrowthEstimate):
+class AdmitAll(AdmitWhatFits):
     """Keeps nothing back for growth, so that a small pool leads to preemption."""
 
-    def pages(self, remaining: Iterable[int]) -> int:
-        return 0
+    def __init__(self) -> None:
+        super().__init__(watermark=0.0)
 
 
 def ids_of(outputs: dict[str, Output]) -> dict[str, list[int]]:

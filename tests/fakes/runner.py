@@ -83,6 +83,7 @@ class FakeWorker:
         page_size: int = 16,
         blocks: tuple[BlockSpec, ...] = (BlockSpec(),),
         max_num_seqs: int = 256,
+        host_pages: int = 0,
         raise_at: Mapping[int, BaseException] | None = None,
         delay_at: Mapping[int, float] | None = None,
         nan_at: Collection[tuple[int, int]] = (),
@@ -100,6 +101,9 @@ class FakeWorker:
         self.tokens_computed = 0
         self.closed = False
         self.rows: dict[int, _Row] = {}
+        self.host_pages = host_pages
+        self.swapped_out = 0
+        self._host: dict[int, list[list[int]]] = {}
         self._kv = [[[0] * page_size for _ in range(num_pages)] for _ in blocks]
         self._last_step = -1
 
@@ -114,6 +118,7 @@ class FakeWorker:
         self._check(plan.step > self._last_step, f"step {plan.step} after {self._last_step}")
         self._last_step = plan.step
         self._check_columns(plan)
+        self._swap(plan)
         for slot in plan.leaves:
             self._check(self.rows.pop(slot, None) is not None, f"slot {slot} left, but is empty")
         for join in plan.joins:
@@ -150,6 +155,19 @@ class FakeWorker:
         for counts, pages in zip(plan.page_counts, plan.pages, strict=True):
             self._check(sum(counts) == len(pages), "page counts do not add up")
         self._check({j.slot for j in plan.joins} <= set(plan.slots), "a join without a slice")
+
+    def _swap(self, plan: StepPlan) -> None:
+        """Pages out to the host, then back. A host page is used by one sequence at a time."""
+        outs, ins = plan.swap_out_hosts, plan.swap_in_hosts
+        self._check(len(set(outs)) == len(outs) and len(set(ins)) == len(ins), "a host page twice")
+        self._check(all(0 < host <= self.host_pages for host in outs), "no such host page")
+        for page, host in zip(plan.swap_out_pages, outs, strict=True):
+            self.swapped_out += 1
+            self._host[host] = [list(kv[page]) for kv in self._kv]
+        for host, page in zip(ins, plan.swap_in_pages, strict=True):
+            self._check(host in self._host, f"host page {host} holds nothing")
+            for kv, kept in zip(self._kv, self._host.pop(host), strict=True):
+                kv[page] = kept
 
     def _join(self, join: Join) -> None:
         self._check(0 <= join.slot < self.max_num_seqs, f"slot {join.slot} does not exist")

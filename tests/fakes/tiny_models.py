@@ -15,7 +15,20 @@ from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
 from octavo.ops.api import Ops
 
-FIXED: dict[str, dict[str, bool]] = {"qwen2": {"qkv_bias": True}, "qwen3": {"qk_norm": True}}
+FIXED: dict[str, dict[str, Any]] = {
+    "qwen2": {"qkv_bias": True},
+    "qwen3": {"qk_norm": True},
+    "gemma3_text": {
+        "qk_norm": True,
+        "norm_offset": 1.0,
+        "output_norms": True,
+        "activation": "gelu_tanh",
+        "embedding_scale": 48**0.5,
+        "attention_scale": 20**-0.5,
+        "rope": RopeSpec(theta=1e6, dim=16),
+        "local_rope": RopeSpec(theta=10_000.0, dim=16),
+    },
+}
 
 
 def tiny_spec(family: str = "llama", **changes: Any) -> ModelSpec:
@@ -35,9 +48,8 @@ def tiny_spec(family: str = "llama", **changes: Any) -> ModelSpec:
         rope=RopeSpec(theta=10_000.0, dim=16),
         layers=(LayerSpec(), LayerSpec()),
         dtype="float32",
-        **FIXED.get(family, {}),
     )
-    return replace(spec, **changes)
+    return replace(spec, **{**FIXED.get(family, {}), **changes})
 
 
 def random_tensor(name: str, shape: tuple[int, ...], seed: int = 0) -> Tensor:

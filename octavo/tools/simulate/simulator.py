@@ -56,7 +56,7 @@ class Simulator:
             now += seconds
             num_ended = ledger.num_ended
             news = scheduler.apply(result, now)
-            _note_ends(ledger, getattr(news, "deltas", news))
+            _note_ends(ledger, news.deltas)
             if progress is not None and ledger.num_ended > num_ended:
                 progress(ledger.num_ended)
 

@@ -1,0 +1,137 @@
+"""Forecast: admit a request if the pool will hold it and all that run, now and later."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from octavo.core.admission import PoolState
+from octavo.core.lengths import LengthEstimate
+from octavo.core.sequence import Sequence
+
+WATERMARK = 0.01  # of the pool, kept free
+FRESH_STEPS = 8  # a forecast is renewed after so many steps
+HORIZONS = np.array(
+    [1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128, 181, 256]
+)  # pages of output
+FIRST_CAUTION = 1.0
+MIN_CAUTION, MAX_CAUTION = -1.0, 4.0
+MORE_CAUTION = 0.5  # after a preemption
+LESS_CAUTION = 0.015  # after a request has left: 33 of them make up for a preemption
+
+Vector = NDArray[np.float64]
+
+
+class Forecast:
+    """An :class:`~octavo.core.admission.Admission` that looks ahead.
+
+    A running sequence holds its pages and grows by one a page of output, for as long as it lives;
+    how long that is, is told by a running estimate of answers' lengths and bounded by its own
+    ``max_tokens``. So the pages held at a horizon have a mean and a standard deviation σ, and
+    a newcomer joins if mean + k·σ fits the pool at every horizon. k, the *caution*, rises with
+    each preemption and falls a little with each end (additive increase and decrease).
+
+    It costs what changes: a few numbers a page of output, and a table of running sequences ×
+    horizons every ``FRESH_STEPS`` steps while somebody waits.
+    """
+
+    def __init__(self, page_size: int, max_len: int = 1 << 17, growing: int = 1) -> None:
+        """``growing`` layer groups take another page for each page of tokens."""
+        self._page_size = page_size
+        self._growing = growing
+        self._lengths = LengthEstimate(max_len // page_size + 2 + int(HORIZONS[-1]))
+        self._caution = FIRST_CAUTION
+        self._step = 0
+        # One entry a slot; own pages are those that leave with the sequence.
+        self._age: list[int] = []
+        self._own: list[int] = []
+        self._left: list[int] = []
+        self._active: list[bool] = []
+        self._fresh_until = -1
+        self._mean = self._variance = np.zeros(len(HORIZONS))
+        self._rows: dict[int, tuple[Vector, Vector]] = {}  # of slots that joined since
+        self._means = self._variances = np.zeros((0, len(HORIZONS)))
+        self._survival = np.ones(1)
+
+    def begin_step(self) -> None:
+        self._step += 1
+
+    def admits(self, seq: Sequence, claims: int, pool: PoolState) -> bool:
+        usable = pool.usable * (1 - WATERMARK)
+        if pool.held + claims > usable:
+            return False
+        if self._step >= self._fresh_until:
+            self._renew()
+        mean, variance = self._row(*self._outlook(seq, claims))
+        shared = max(0, pool.held - sum(self._own))
+        projected = self._mean + mean + self._caution * np.sqrt(self._variance + variance)
+        return bool(projected.max() + shared <= usable)
+
+    def joined(self, seq: Sequence, claims: int) -> None:
+        slot = seq.slot
+        while len(self._age) <= slot:
+            for column in (self._age, self._own, self._left):
+                column.append(0)
+            self._active.append(False)
+        outlook = self._outlook(seq, claims)
+        self._age[slot], self._own[slot], self._left[slot] = outlook
+        self._active[slot] = True
+        mean, variance = self._rows[slot] = self._row(*outlook)
+        self._mean = self._mean + mean
+        self._variance = self._variance + variance
+
+    def grew(self, seq: Sequence) -> None:
+        slot, age = seq.slot, seq.num_output // self._page_size
+        if age > self._age[slot]:
+            self._lengths.passed(self._age[slot])
+            self._age[slot] = age
+            self._own[slot] += self._growing
+            self._left[slot] -= 1
+
+    def left(self, seq: Sequence, ended: bool) -> None:
+        slot = seq.slot
+        if ended:
+            self._lengths.ended(seq.num_output // self._page_size)
+        self._caution = max(MIN_CAUTION, self._caution - LESS_CAUTION)
+        self._active[slot] = False
+        self._own[slot] = 0
+        mean, variance = self._rows.pop(slot, None) or (self._means[slot], self._variances[slot])
+        self._mean = self._mean - mean
+        self._variance = np.maximum(self._variance - variance, 0.0)
+
+    @property
+    def caution(self) -> float:
+        return self._caution
+
+    def preempted(self) -> None:
+        self._caution = min(MAX_CAUTION, self._caution + MORE_CAUTION)
+
+    def _outlook(self, seq: Sequence, claims: int) -> tuple[int, int, int]:
+        """Age, own pages, and pages that the answer may still take."""
+        page_size = self._page_size
+        left = -(-(seq.limit - len(seq.tokens)) // page_size)
+        return seq.num_output // page_size, claims, left
+
+    def _renew(self) -> None:
+        """The outlook of all running sequences, as of now."""
+        self._lengths.refresh()
+        self._fresh_until = self._step + FRESH_STEPS
+        age, own, left = np.array(self._age, int), np.array(self._own), np.array(self._left)
+        oldest = int(age.max(initial=0))
+        self._survival = self._lengths.survival(oldest + int(HORIZONS[-1]) + 2)
+        chance = self._survival[age[:, None] + HORIZONS] / self._survival[age][:, None]
+        chance *= (left[:, None] > HORIZONS) * np.array(self._active, bool)[:, None]
+        pages = own[:, None] + self._growing * HORIZONS
+        self._means = chance * pages
+        self._variances = self._means * (pages - self._means)
+        self._mean, self._variance = self._means.sum(0), self._variances.sum(0)
+        self._rows.clear()
+
+    def _row(self, age: int, own: int, left: int) -> tuple[Vector, Vector]:
+        """Mean and variance of one sequence's pages at each horizon."""
+        ages = np.minimum(age + HORIZONS, len(self._survival) - 1)
+        now = self._survival[min(age, len(self._survival) - 1)]
+        chance = self._survival[ages] / now * (left > HORIZONS)
+        pages = own + self._growing * HORIZONS
+        mean = chance * pages
+        return mean, mean * (pages - mean)

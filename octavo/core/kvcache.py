@@ -1,0 +1,268 @@
+"""KVCache: the pages of sequences. What each one gets, shares, publishes, drops, parks, gives back.
+
+The pool counts pages; this knows why. A sequence's tables grow chunk by chunk, as it is
+computed. Pages known by a hash are shared, pages that left a window are dropped, and the pages of
+a preempted sequence may be parked on the host until it resumes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from octavo.core.errors import AuditError
+from octavo.core.pages import NULL_PAGE, PagePool
+from octavo.core.plan import StepPlan
+from octavo.core.prefix import group_key, longest_hit
+from octavo.core.sequence import Sequence
+
+NO_HOST_PAGE = 0
+
+
+class HostPool:
+    """Pages of host memory that hold parked sequences. They are numbered from 1, as the pool's."""
+
+    def __init__(self, num_pages: int) -> None:
+        self.num_pages = num_pages
+        self._free = list(range(num_pages, 0, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def take(self, count: int) -> list[int] | None:
+        """``count`` pages, or None and nothing has changed."""
+        if count > len(self._free):
+            return None
+        return [self._free.pop() for _ in range(count)]
+
+    def give(self, pages: Iterable[int]) -> None:
+        self._free.extend(page for page in pages if page != NO_HOST_PAGE)
+
+    def audit(self, tables: Iterable[Iterable[int]]) -> None:
+        """Raises :class:`AuditError` unless each page is either free or in one table."""
+        used = [page for table in tables for page in table if page != NO_HOST_PAGE]
+        if sorted([*used, *self._free]) != list(range(1, self.num_pages + 1)):
+            raise AuditError(
+                f"{len(used)} parked + {len(self._free)} free host pages are not {self.num_pages}"
+            )
+
+
+@dataclass(slots=True)
+class Quote:
+    """What it takes to let a sequence join: see :meth:`KVCache.quote`."""
+
+    hits: list[list[int]]  # table entries of each group that are cached
+    start: int  # first token to compute
+    end: int  # end of the first slice
+    needs: list[int]  # fresh pages of each group for the first slice
+    claims: int  # pages, over all groups, that would be referenced now and are not yet
+    promised: int  # pages that the known tokens after ``end`` will take
+
+
+class KVCache:
+    """Pages of sequences over one pool, and a host pool of ``host_pages`` for parked ones.
+
+    Swaps are collected here until a plan takes them: copies to the host, then those back,
+    before anything else of that plan runs.
+    """
+
+    def __init__(self, pool: PagePool, *, prefix_caching: bool = True, host_pages: int = 0) -> None:
+        layout = pool.layout
+        self.pool = pool
+        self.host = HostPool(host_pages)
+        self.page_size = layout.page_size
+        self.prefix_caching = prefix_caching and layout.num_paged == len(layout.blocks)
+        self.windows = [(g, b.window) for g, b in enumerate(layout.blocks) if b.window]
+        self.promised = 0  # pages still to be reserved for known tokens of running sequences
+        self._paged = [block.kind == "paged" for block in layout.blocks]
+        self._outs: dict[int, int] = {}  # host page -> page
+        self._ins: list[tuple[int, int]] = []  # (host page, page)
+
+    def reset(self) -> None:
+        """Nobody holds anything and nothing is cached, whatever state a torn step has left."""
+        layout = self.pool.layout
+        self.pool = PagePool(self.pool.num_pages, layout.page_size, layout.blocks)
+        self.host = HostPool(self.host.num_pages)
+        self._outs, self._ins, self.promised = {}, [], 0
+
+    @property
+    def num_held(self) -> int:
+        """Pages that running sequences hold or were promised."""
+        return self.pool.num_referenced + self.promised
+
+    # ---- a sequence joins
+
+    def quote(self, seq: Sequence, budget: int) -> Quote:
+        """What ``seq`` needs for a first slice of at most ``budget`` tokens. Changes nothing."""
+        layout, pool = self.pool.layout, self.pool
+        hits = self._hits(seq)
+        num_hit = max(map(len, hits))
+        start = max(num_hit * self.page_size, seq.parked_tokens)
+        end = min(seq.total, start + budget)
+        needs = []
+        for group, want in enumerate(layout.group_pages(end)):
+            absent = seq.parked[group][num_hit:].count(NO_HOST_PAGE) if seq.parked else 0
+            needs.append(want - len(hits[group]) - absent)
+        idle = pool.count_idle(page for hit in hits for page in hit)
+        held = sum(map(len, hits)) + sum(needs)
+        promised = max(0, layout.peak_pages(seq.total, budget) - held)
+        return Quote(hits, start, end, needs, idle + sum(needs), promised)
+
+    def begin(self, seq: Sequence, quote: Quote) -> bool:
+        """Give ``seq`` its pages; False, and nothing has changed, if there are not enough."""
+        cached = [page for hit in quote.hits for page in hit if page != NULL_PAGE]
+        grant = self.pool.reserve(cached, sum(quote.needs))
+        if grant is None:
+            return False
+        fresh = iter(grant.fresh)
+        num_hit = max(map(len, quote.hits))
+        wants = self.pool.layout.group_pages(quote.end)
+        seq.tables = []
+        for group, (hit, want) in enumerate(zip(quote.hits, wants, strict=True)):
+            parked = seq.parked[group][num_hit:] if seq.parked else []
+            seq.tables.append([*hit, *self._unpark(parked, fresh)])
+            seq.tables[group] += [next(fresh) for _ in range(want - len(seq.tables[group]))]
+        self.discard(seq)
+        seq.scheduled = quote.start
+        seq.promised = quote.promised
+        self.promised += seq.promised
+        seq.published = num_hit if self.prefix_caching else None
+        self.set_room(seq)
+        return True
+
+    def _hits(self, seq: Sequence) -> list[list[int]]:
+        if not (self.prefix_caching and seq.reads_cache):
+            return [[] for _ in self._paged]
+        shareable = (len(seq.tokens) - 1) // self.page_size  # the last token is always computed
+        hashes = seq.extend_hashes(shareable, self.page_size)
+        return longest_hit(self.pool, hashes[:shareable])
+
+    def _unpark(self, parked: list[int], fresh: Iterator[int]) -> Iterator[int]:
+        for host_page in parked:
+            if host_page == NO_HOST_PAGE:
+                yield NULL_PAGE
+                continue
+            page = next(fresh)
+            self._ins.append((host_page, page))
+            yield page
+
+    # ---- it goes on
+
+    def grow(self, seq: Sequence, end: int) -> list[list[int]] | None:
+        """Let its tables reach ``end`` tokens: the new pages of each group, or None."""
+        num_pages = -(-end // self.page_size)
+        needs = [
+            max(0, num_pages - len(table)) if paged else 0
+            for table, paged in zip(seq.tables, self._paged, strict=True)
+        ]
+        total = sum(needs)
+        grant = self.pool.reserve((), total)
+        if grant is None:
+            return None
+        fresh = iter(grant.fresh)
+        pages = [[next(fresh) for _ in range(need)] for need in needs]
+        for table, new in zip(seq.tables, pages, strict=True):
+            table.extend(new)
+        kept = min(seq.promised, total)
+        seq.promised -= kept
+        self.promised -= kept
+        self.set_room(seq)
+        return pages
+
+    def set_room(self, seq: Sequence) -> None:
+        """Let it go on to the end of its pages, or to its last token but one."""
+        room = seq.limit - 1
+        for table, paged in zip(seq.tables, self._paged, strict=True):
+            if paged:
+                room = min(room, len(table) * self.page_size)
+        seq.room = room
+
+    def settle(self, seq: Sequence, computed: int) -> bool:
+        """Publish the pages that ``computed`` accepted tokens fill; drop those no window shows.
+
+        True if others may profit: pages of its prompt were published, or pages are free again.
+        """
+        helped = False
+        full = computed // self.page_size
+        if seq.published is not None and full > seq.published:
+            first, seq.published = seq.published, full
+            self._publish(seq, first, full)
+            helped = first < seq.shareable_pages(self.page_size) <= full
+        for group, window in self.windows:
+            helped |= self._drop(seq.tables[group], (computed + 1 - window) // self.page_size)
+        return helped
+
+    def _publish(self, seq: Sequence, first: int, full: int) -> None:
+        hashes = seq.extend_hashes(full, self.page_size)
+        for group, table in enumerate(seq.tables):
+            for index in range(first, full):
+                if table[index] != NULL_PAGE:
+                    self.pool.publish(table[index], group_key(hashes[index], group))
+
+    def _drop(self, table: list[int], unseen: int) -> bool:
+        """Release the entries before ``unseen``, from the last one back to the first null page."""
+        index = unseen - 1
+        while index >= 0 and table[index] != NULL_PAGE:
+            self.pool.release([table[index]])
+            table[index] = NULL_PAGE
+            index -= 1
+        return index < unseen - 1
+
+    # ---- it leaves
+
+    def release(self, seq: Sequence) -> None:
+        """Give its pages back. Later plans may use them at once: plans run in order."""
+        for table in seq.tables:
+            self.pool.release(table)
+        self.promised -= seq.promised
+        seq.promised = 0
+
+    def park(self, seq: Sequence, heir: Sequence) -> bool:
+        """Copy what ``seq`` has computed to the host, for ``heir``; call before :meth:`release`.
+
+        False, and nothing has changed, if the host pool has no room.
+        """
+        tokens = min(seq.scheduled, len(seq.tokens) - 1)  # what is known of it; one token to run
+        tables = [table[: -(-tokens // self.page_size)] for table in seq.tables]
+        pages = [page for table in tables for page in table if page != NULL_PAGE]
+        taken = self.host.take(len(pages))
+        if taken is None:
+            return False
+        self._outs.update(zip(taken, pages, strict=True))
+        host = iter(taken)
+        heir.parked = [
+            [next(host) if page != NULL_PAGE else NO_HOST_PAGE for page in table]
+            for table in tables
+        ]
+        heir.parked_tokens = tokens
+        return True
+
+    def discard(self, seq: Sequence) -> None:
+        """Give the host pages of a parked sequence back."""
+        for table in seq.parked:
+            self.host.give(table)
+        seq.parked = []
+        seq.parked_tokens = 0
+
+    def take_swaps(self, plan: StepPlan) -> None:
+        """Hand the copies that were asked for to the plan that makes them."""
+        if self._outs:
+            plan.swap_out_hosts, plan.swap_out_pages = list(self._outs), list(self._outs.values())
+            self._outs = {}
+        if self._ins:
+            plan.swap_in_hosts, plan.swap_in_pages = map(list, zip(*self._ins, strict=True))
+            self._ins = []
+
+    # ---- audit
+
+    def audit(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:
+        """Recount pages and host pages. Raises :class:`AuditError`."""
+        running = list(running)
+        self.pool.audit(table for seq in running for table in seq.tables)
+        self.host.audit(table for seq in waiting for table in seq.parked)
+        for seq in running:
+            for group, window in self.windows:
+                seen = max(0, seq.scheduled + 1 - window) // self.page_size
+                if NULL_PAGE in seq.tables[group][seen:]:
+                    raise AuditError(f"a page that {seq.id!r} still sees was dropped")
