@@ -1,4 +1,4 @@
-"""One decoder for the whole Llama family, built from a ModelSpec."""
+"""One decoder for every family of the Llama kind, built from a ModelSpec."""
 
 from __future__ import annotations
 
@@ -14,20 +14,46 @@ from octavo.distributed.comm import Communicator
 from octavo.models.batch import Batch, Overlay
 from octavo.models.family import Names
 from octavo.models.layers import Attention, Mlp, RmsNorm
-from octavo.models.linear import Place
+from octavo.models.linear import Place, Slots
 from octavo.models.rope import rope_table
 from octavo.models.vocabulary import Embedding, Head, VocabularyTable
 from octavo.ops.api import Ops
 from octavo.weights.loader import WeightSlot
 
+ACTIVATIONS = ("silu", "gelu_tanh")
+
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One decoder layer. The norm before its attention is applied by whoever comes before."""
+    """One decoder layer. The norm before its attention is applied by whoever comes before.
+
+    The output norms, if there are any, come before the sum with the residual.
+    """
 
     attention: Attention
-    post_norm: RmsNorm
+    attention_output_norm: RmsNorm | None
+    mlp_norm: RmsNorm
     mlp: Mlp
+    mlp_output_norm: RmsNorm | None
+
+    def apply(self, x: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Normed ``x`` to (what the next norm adds to the residual, residual)."""
+        x = self.attention.apply(x, batch)
+        if self.attention_output_norm is not None:
+            x = self.attention_output_norm.apply(x)
+        x, residual = self.mlp_norm.add(x, residual)
+        x = self.mlp.apply(x)
+        if self.mlp_output_norm is not None:
+            x = self.mlp_output_norm.apply(x)
+        return x, residual
+
+    def weight_slots(self) -> Slots:
+        for part in (
+            self.attention, self.attention_output_norm,
+            self.mlp_norm, self.mlp, self.mlp_output_norm,
+        ):  # fmt: skip
+            if part is not None:
+                yield from part.weight_slots()
 
 
 class Decoder:
@@ -55,7 +81,7 @@ class Decoder:
         if not spec.tie_embeddings:
             tables.append(VocabularyTable(names.head, spec.vocab_size, spec.hidden_size, place))
         self._tables = tables  # until loaded
-        self._embedding = Embedding(tables[0], place)
+        self._embedding = Embedding(tables[0], place, spec.embedding_scale)
         self._head = Head(tables[-1], place)
         self._layers = _layers(spec, names, place, max_position)
         self._norms = _norms(spec, names, place)
@@ -69,8 +95,7 @@ class Decoder:
         residual = x
         x = first.apply(x)
         for layer, next_norm in zip(self._layers, following, strict=True):
-            x, residual = layer.post_norm.add(layer.attention.apply(x, batch), residual)
-            x, residual = next_norm.add(layer.mlp.apply(x), residual)
+            x, residual = next_norm.add(*layer.apply(x, residual, batch))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -85,9 +110,7 @@ class Decoder:
         for norm in self._norms:
             slots.update(norm.weight_slots())
         for layer in self._layers:
-            slots.update(layer.attention.weight_slots())
-            slots.update(layer.post_norm.weight_slots())
-            slots.update(layer.mlp.weight_slots())
+            slots.update(layer.weight_slots())
         return slots
 
     def after_load(self) -> None:
@@ -100,8 +123,11 @@ class Decoder:
 
 
 def _check(spec: ModelSpec) -> None:
-    if spec.activation != "silu":
-        raise StartupError(f"{spec.architecture}: activation must be silu, not {spec.activation}.")
+    if spec.activation not in ACTIVATIONS:
+        raise StartupError(
+            f"{spec.architecture}: activation must be {' or '.join(ACTIVATIONS)}, "
+            f"not {spec.activation}."
+        )
     for index, layer in enumerate(spec.layers):
         if layer.mixer not in ("full", "sliding") or layer.mlp != "dense":
             raise StartupError(
@@ -112,6 +138,9 @@ def _check(spec: ModelSpec) -> None:
 
 def _layers(spec: ModelSpec, names: Names, place: Place, max_position: int) -> tuple[Layer, ...]:
     rope = rope_table(spec.rope, max_position, place.device)
+    local_rope = rope
+    if spec.local_rope is not None:
+        local_rope = rope_table(spec.local_rope, max_position, place.device)
     where = {
         layer: (group, index)
         for group, members in enumerate(layer_groups(spec))
@@ -120,18 +149,27 @@ def _layers(spec: ModelSpec, names: Names, place: Place, max_position: int) -> t
     layers = []
     for number in range(spec.num_layers):
         prefix = names.layer.format(number)
-        attention = Attention(spec, names, prefix, *where[number], rope, place)
-        post_norm = RmsNorm(prefix + names.post_norm, spec.hidden_size, spec.norm_eps, place)
-        layers.append(Layer(attention, post_norm, Mlp(spec, names, prefix, place)))
+        table = local_rope if spec.layers[number].mixer == "sliding" else rope
+        output_norms: list[RmsNorm | None] = [None, None]
+        if spec.output_norms:
+            titles = (names.attention_output_norm, names.mlp_output_norm)
+            output_norms = [RmsNorm(prefix + t, spec.hidden_size, spec, place) for t in titles]
+        layers.append(
+            Layer(
+                attention=Attention(spec, names, prefix, *where[number], table, place),
+                attention_output_norm=output_norms[0],
+                mlp_norm=RmsNorm(prefix + names.mlp_norm, spec.hidden_size, spec, place),
+                mlp=Mlp(spec, names, prefix, place),
+                mlp_output_norm=output_norms[1],
+            )
+        )
     return tuple(layers)
 
 
 def _norms(spec: ModelSpec, names: Names, place: Place) -> tuple[RmsNorm, ...]:
     """The norm before each layer, and the final one."""
     titles = [names.layer.format(i) + names.input_norm for i in range(spec.num_layers)]
-    return tuple(
-        RmsNorm(title, spec.hidden_size, spec.norm_eps, place) for title in (*titles, names.norm)
-    )
+    return tuple(RmsNorm(title, spec.hidden_size, spec, place) for title in (*titles, names.norm))
 
 
 def _lay_over(x: Tensor, overlay: Overlay) -> None:

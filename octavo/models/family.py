@@ -24,10 +24,12 @@ class Names:
     o: str = "self_attn.o_proj"
     q_norm: str = "self_attn.q_norm.weight"
     k_norm: str = "self_attn.k_norm.weight"
-    post_norm: str = "post_attention_layernorm.weight"
+    mlp_norm: str = "post_attention_layernorm.weight"
     gate: str = "mlp.gate_proj"
     up: str = "mlp.up_proj"
     down: str = "mlp.down_proj"
+    attention_output_norm: str = ""  # these two where spec.output_norms
+    mlp_output_norm: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +37,7 @@ class Family:
     """``fixed`` are the fields of a spec that this family leaves no choice about."""
 
     name: str
-    fixed: Mapping[str, bool]
+    fixed: Mapping[str, bool | float]
     names: Names = field(default_factory=Names)
 
     def check(self, spec: ModelSpec) -> None:

@@ -23,9 +23,11 @@ from octavo.models.linear import (
 class RmsNorm:
     """RMSNorm, whole on every rank."""
 
-    def __init__(self, name: str, size: int, eps: float, place: Place) -> None:
-        self._name, self._ops, self._eps = name, place.ops, eps
-        self.weight = place.empty(size)
+    def __init__(self, name: str, size: int, spec: ModelSpec, place: Place) -> None:
+        self._name, self._ops = name, place.ops
+        self._eps, self._offset = spec.norm_eps, spec.norm_offset
+        dtype = torch.float32 if spec.norm_offset else place.dtype  # 1 + w would lose bits of w
+        self.weight = torch.empty(size, dtype=dtype, device=place.device)
 
     def apply(self, x: Tensor) -> Tensor:
         return self._ops.rms_norm(x, self.weight, self._eps)
@@ -35,7 +37,7 @@ class RmsNorm:
         return self._ops.add_rms_norm(x, residual, self.weight, self._eps)
 
     def weight_slots(self) -> Slots:
-        yield self._name, whole_slot(self.weight)
+        yield self._name, whole_slot(self.weight, self._offset)
 
 
 class Attention:
@@ -60,7 +62,8 @@ class Attention:
         q_rows, kv_rows = scaled(heads, spec.head_dim), scaled(kv_heads, spec.head_dim)
         self._group, self._index, self._rope, self._ops = group, index, rope, place.ops
         self._heads, self._kv_heads = len(heads), len(kv_heads)
-        self._eps, self._scale = spec.norm_eps, spec.head_dim**-0.5
+        self._eps = spec.norm_eps
+        self._scale = spec.attention_scale or spec.head_dim**-0.5
         self._qkv = ColumnLinear(
             (
                 Part(prefix + names.q, spec.q_size, q_rows),
@@ -77,8 +80,8 @@ class Attention:
         self._q_norm: RmsNorm | None = None
         self._k_norm: RmsNorm | None = None
         if spec.qk_norm:
-            self._q_norm = RmsNorm(prefix + names.q_norm, spec.head_dim, spec.norm_eps, place)
-            self._k_norm = RmsNorm(prefix + names.k_norm, spec.head_dim, spec.norm_eps, place)
+            self._q_norm = RmsNorm(prefix + names.q_norm, spec.head_dim, spec, place)
+            self._k_norm = RmsNorm(prefix + names.k_norm, spec.head_dim, spec, place)
 
     def apply(self, x: Tensor, batch: Batch) -> Tensor:
         """``x`` [T, hidden] to [T, hidden]."""
@@ -113,12 +116,12 @@ class Attention:
 
 
 class Mlp:
-    """SwiGLU (Shazeer 2020) with gate and up merged."""
+    """A gated MLP (Shazeer 2020), by SiLU or GELU, with gate and up merged."""
 
     def __init__(self, spec: ModelSpec, names: Names, prefix: str, place: Place) -> None:
         size = spec.intermediate_size
         mine = rank_share("intermediate_size", size, place.comm)
-        self._ops = place.ops
+        self._gated = place.ops.gelu_mul if spec.activation == "gelu_tanh" else place.ops.silu_mul
         self._gate_up = ColumnLinear(
             (Part(prefix + names.gate, size, mine), Part(prefix + names.up, size, mine)),
             spec.hidden_size,
@@ -131,7 +134,7 @@ class Mlp:
 
     def apply(self, x: Tensor) -> Tensor:
         """``x`` [T, hidden] to [T, hidden]."""
-        return self._down.apply(self._ops.silu_mul(self._gate_up.apply(x)))
+        return self._down.apply(self._gated(self._gate_up.apply(x)))
 
     def weight_slots(self) -> Slots:
         yield from self._gate_up.weight_slots()

@@ -127,11 +127,13 @@ class RowLinear:
         self._method.after_load(self._ops)
 
 
-def whole_slot(target: Tensor) -> WeightSlot:
-    """A checkpoint tensor that every rank keeps whole."""
+def whole_slot(target: Tensor, offset: float = 0.0) -> WeightSlot:
+    """A checkpoint tensor that every rank keeps whole, plus ``offset``."""
 
     def load(tensor: Tensor) -> None:
         target.copy_(tensor)
+        if offset:
+            target.add_(offset)
 
     return WeightSlot(tuple(target.shape), load)
 

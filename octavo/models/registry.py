@@ -9,13 +9,16 @@ from octavo.core.spec import ModelSpec
 from octavo.distributed.comm import Communicator
 from octavo.models.decoder import Decoder
 from octavo.models.family import Family
+from octavo.models.gemma3 import GEMMA3
 from octavo.models.llama import LLAMA
 from octavo.models.mistral import MISTRAL
 from octavo.models.qwen2 import QWEN2
 from octavo.models.qwen3 import QWEN3
 from octavo.ops.api import Ops
 
-FAMILIES: dict[str, Family] = {family.name: family for family in (LLAMA, MISTRAL, QWEN2, QWEN3)}
+FAMILIES: dict[str, Family] = {
+    family.name: family for family in (GEMMA3, LLAMA, MISTRAL, QWEN2, QWEN3)
+}
 
 
 def build_model(

@@ -34,12 +34,18 @@ class VocabularyTable:
 class Embedding:
     """Vectors of token ids. Ids that another rank holds are zero here and summed."""
 
-    def __init__(self, table: VocabularyTable, place: Place) -> None:
+    def __init__(self, table: VocabularyTable, place: Place, scale: float = 1.0) -> None:
+        """``scale`` is rounded to the model's dtype, as the families that have one do."""
         self._ops, self._comm = place.ops, place.comm
         self._ids, self._weight = table.ids, table.weight
+        self._scale = torch.tensor(scale, dtype=place.dtype).item()
 
     def apply(self, ids: Tensor) -> Tensor:
         """``ids`` int64 [T] to [T, hidden]."""
+        vectors = self._look_up(ids)
+        return vectors if self._scale == 1 else vectors.mul_(self._scale)
+
+    def _look_up(self, ids: Tensor) -> Tensor:
         if self._comm.size == 1:
             return self._ops.embedding(ids, self._weight)
         local = ids - self._ids.start

@@ -124,7 +124,10 @@ def test_slots_have_checkpoint_names_and_full_shapes_on_every_rank(family: str) 
     assert shapes["model.layers.0.mlp.down_proj.weight"] == (48, 104)
     assert shapes["lm_head.weight"] == (131, 48)
     assert ("model.layers.0.self_attn.q_proj.bias" in shapes) == (family == "qwen2")
-    assert ("model.layers.0.self_attn.q_norm.weight" in shapes) == (family == "qwen3")
+    normed = family in ("qwen3", "gemma3_text")
+    assert ("model.layers.0.self_attn.q_norm.weight" in shapes) == normed
+    output_norm = "model.layers.0.post_feedforward_layernorm.weight"
+    assert (output_norm in shapes) == (family == "gemma3_text")
 
 
 def test_a_tied_head_asks_for_no_tensor() -> None:
@@ -137,7 +140,7 @@ def test_a_tied_head_asks_for_no_tensor() -> None:
     ("changes", "message"),
     [
         ({"family": "mamba", "architecture": "MambaForCausalLM"}, "MambaForCausalLM is not supp"),
-        ({"activation": "gelu"}, "activation must be silu, not gelu"),
+        ({"activation": "gelu"}, "activation must be silu or gelu_tanh, not gelu"),
         ({"layers": (LayerSpec(), LayerSpec(mlp="moe"))}, "layer 1 is full and moe"),
         ({"layers": (LayerSpec("mla"), LayerSpec())}, "layer 0 is mla and dense"),
         ({"family": "qwen2"}, "qkv_bias = True, not False"),

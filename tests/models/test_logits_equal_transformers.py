@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from transformers import (
     AutoModelForCausalLM,
+    Gemma3TextConfig,
     LlamaConfig,
     MistralConfig,
     PretrainedConfig,
@@ -26,6 +27,7 @@ CONFIGS: dict[str, type[PretrainedConfig]] = {
     "mistral": MistralConfig,
     "qwen2": Qwen2Config,
     "qwen3": Qwen3Config,
+    "gemma3_text": Gemma3TextConfig,
 }
 # The first prompt is still being chunked while the others decode one token a step.
 CHUNKS = ([7, 13, 1, 17, 5, 1, 1], [5, *[1] * 6], [33, 1, 1, 3])
@@ -59,6 +61,20 @@ QWEN_WINDOW = {
     "sliding_window": 9,
     "layer_types": ["full_attention", "sliding_attention"],
 }
+
+
+def gemma(window: int, **changes: Any) -> Case:
+    """Four groups of one layer, as the one full layer has them."""
+    layers = sliding(window, window, window, 0)
+    return case(
+        "gemma3_text",
+        {"num_layers": 4, "layers": layers, **changes},
+        sliding_window=window,
+        layer_types=[f"{layer.mixer}_attention" for layer in layers],
+        query_pre_attn_scalar=20,
+    )
+
+
 CASES = {
     "llama": case("llama"),
     "llama-tied": case("llama", {"tie_embeddings": True}),
@@ -77,6 +93,9 @@ CASES = {
     "qwen2-window": case("qwen2", {"layers": sliding(0, 9)}, **QWEN_WINDOW),
     "qwen3": case("qwen3", {"head_dim": 32, "rope": RopeSpec(1e6, 32)}),
     "qwen3-window": case("qwen3", {"layers": sliding(0, 9)}, **QWEN_WINDOW),
+    "gemma3-window-8": gemma(8),
+    "gemma3-window-24": gemma(24, tie_embeddings=True, num_kv_heads=1),
+    "gemma3-linear": gemma(16, rope=RopeSpec(1e6, 16, "linear", factor=8.0)),
     **{kind: case("llama", {"rope": rope}) for kind, rope in ROPES.items()},
 }
 
@@ -90,6 +109,15 @@ def rope_parameters(rope: RopeSpec) -> dict[str, Any]:
     if rope.kind == "llama3":
         given |= {"low_freq_factor": rope.low_freq_factor, "high_freq_factor": 4.0}
     return given
+
+
+def ropes_by_layer(spec: ModelSpec) -> dict[str, Any]:
+    if spec.local_rope is None:
+        return rope_parameters(spec.rope)
+    return {
+        "full_attention": rope_parameters(spec.rope),
+        "sliding_attention": rope_parameters(spec.local_rope),
+    }
 
 
 def transformers_logits(
@@ -107,7 +135,7 @@ def transformers_logits(
         max_position_embeddings=max_position,
         rms_norm_eps=spec.norm_eps,
         tie_word_embeddings=spec.tie_embeddings,
-        rope_parameters=rope_parameters(spec.rope),
+        rope_parameters=ropes_by_layer(spec),
         **config,
     )
     model = AutoModelForCausalLM.from_config(made, attn_implementation="eager").eval()
@@ -137,7 +165,7 @@ def test_logits_of_chunked_mixed_steps(name: str) -> None:
 
 
 @pytest.mark.parametrize("page_size", [16, 32, 64])
-@pytest.mark.parametrize("name", ["llama", "qwen2-window"])
+@pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma3-window-24"])
 def test_page_sizes_and_places_do_not_matter(name: str, page_size: int) -> None:
     spec = CASES[name].spec
     model = tiny_model(spec)
@@ -159,7 +187,7 @@ def test_dynamic_rope_equals_transformers_at_the_served_length() -> None:
     assert largest_error(paged_logits(untouched, spec, prompts, chunks), expected) > 1e-2
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen2-window"])
+@pytest.mark.parametrize("name", ["llama", "qwen2-window", "gemma3-window-8"])
 def test_a_prefix_hit_reads_the_pages_that_another_request_wrote(name: str) -> None:
     spec, config = CASES[name].spec, CASES[name].config
     first = PROMPTS[0]  # 45 tokens: two full pages that the second shares
