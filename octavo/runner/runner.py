@@ -18,6 +18,7 @@ from octavo.models.batch import Batch
 from octavo.runner.inputs import InputBuilder, Rows, plan_rows
 from octavo.runner.sampler import Sampler
 from octavo.runner.slots import Slots
+from octavo.runner.swap import HostPages
 
 
 class Model(Protocol):
@@ -45,12 +46,14 @@ class Runner:
         windows: Sequence[int],
         slots: Slots,
         *,
+        host_pages: HostPages | None = None,
         prompt_logprobs_chunk: int = 256,
     ) -> None:
         self._model = model
         self._sampler = sampler
         self._slots = slots
         self._inputs = InputBuilder(slots, windows, kv, kv[0].device)
+        self._host_pages = host_pages
         self._prompt_top: dict[int, int] = {}  # slot -> top-k of prompt log-probabilities
         self._chunk = prompt_logprobs_chunk
 
@@ -72,7 +75,7 @@ class Runner:
 
     def close(self) -> None:
         """Give weights and KV cache back to the device; nothing can be executed afterwards."""
-        for name in ("_model", "_sampler", "_inputs"):
+        for name in ("_model", "_sampler", "_inputs", "_host_pages"):
             self.__dict__.pop(name, None)
         if torch.cuda.is_available():
             gc.collect()
@@ -106,6 +109,8 @@ class Runner:
         return result
 
     def _update(self, plan: StepPlan) -> None:
+        if self._host_pages is not None:
+            self._host_pages.swap(plan)
         for slot in plan.leaves:
             self._sampler.leave(slot)
             self._prompt_top.pop(slot, None)
