@@ -62,4 +62,5 @@ class EngineClient(Protocol):
     def health(self) -> Health: ...
 
     async def control(self, name: str, args: Mapping[str, Any] | None = None) -> Any:
-        """One path for every administrative verb: "stats", "audit", "reset_prefix_cache"."""
+        """One path for every administrative verb: "stats" and "audit" give numbers by name,
+        "reset_prefix_cache" the number of pages forgotten. Raises :class:`ServerError`."""

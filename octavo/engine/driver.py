@@ -212,7 +212,9 @@ class Driver:
             stats = dataclasses.asdict(self._loop.stats())
             return {**stats, "audit_failures": self._audit_failures}
         if name == "reset_prefix_cache":
-            return scheduler.reset_prefix_cache()
+            num_pages = scheduler.pool.num_findable
+            scheduler.reset_prefix_cache()
+            return num_pages
         return self._loop.executor.control(name, args)
 
 

@@ -42,13 +42,14 @@ class StatusLog:
         usage = 100 * stats.pages_referenced / max(1, stats.pages_total)
         hits = 100 * stats.prefix_hit_tokens / max(1, stats.prefix_query_tokens)
         preempted = stats.preemptions - before.preemptions
+        waiting = stats.waiting - stats.swapped
         return (
             f"Engine 000: Avg prompt throughput: {prompt:.1f} tokens/s, "
             f"Avg generation throughput: {generated:.1f} tokens/s, "
-            f"Running: {stats.running} reqs, Waiting: {stats.waiting} reqs, "
-            f"Preemptions: {preempted}, "
+            f"Running: {stats.running} reqs, Waiting: {waiting} reqs, "
+            f"Swapped: {stats.swapped} reqs, Preemptions: {preempted}, "
             f"{self._cache} KV cache usage: {usage:.1f}%, "
             f"Prefix cache hit rate: {hits:.1f}% | "
-            f"running={stats.running} pending={stats.waiting} "
+            f"running={stats.running} pending={waiting} swapped={stats.swapped} "
             f"{self._cache.lower()}_cache={usage:.0f}% preempt={preempted}"
         )

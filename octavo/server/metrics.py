@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
-from bisect import bisect_left
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -22,6 +21,7 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
+from octavo.core.histogram import LATENCY_BOUNDS, Histogram
 from octavo.engine.client import EngineInfo
 
 log = logging.getLogger("octavo.server")
@@ -38,9 +38,6 @@ TTFT_BUCKETS = (
 )  # fmt: skip
 ITL_BUCKETS = (
     0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 7.5, 10, 20, 40, 80,
-)  # fmt: skip
-LATENCY_BUCKETS = (
-    0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680,
 )  # fmt: skip
 TOKEN_BUCKETS = tuple(float(m * 10**e) for e in range(6) for m in (1, 2, 5))
 
@@ -60,7 +57,16 @@ ENGINE_NUMBERS = (
         "num_requests_running", False, "Sequences in the running batch.", lambda s: s["running"]
     ),
     EngineNumber(
-        "num_requests_waiting", False, "Sequences waiting to be run.", lambda s: s["waiting"]
+        "num_requests_waiting",
+        False,
+        "Sequences waiting to be run, with nothing kept of them.",
+        lambda s: s["waiting"] - s["swapped"],
+    ),
+    EngineNumber(
+        "num_requests_swapped",
+        False,
+        "Preempted sequences whose pages wait in host memory.",
+        lambda s: s["swapped"],
     ),
     EngineNumber(
         "kv_cache_usage_perc",
@@ -68,7 +74,26 @@ ENGINE_NUMBERS = (
         "Share of KV cache pages in use; 1 is all of them.",
         lambda s: s["pages_referenced"] / max(1, s["pages_total"]),
     ),
+    EngineNumber(
+        "cpu_cache_usage_perc",
+        False,
+        "Share of the host's pages (--swap-space) in use; 1 is all of them.",
+        lambda s: 1 - s["host_pages_free"] / max(1, s["host_pages_total"]),
+    ),
+    EngineNumber("host_pages", False, "Pages in host memory.", lambda s: s["host_pages_total"]),
+    EngineNumber(
+        "host_pages_free", False, "Those that hold nothing.", lambda s: s["host_pages_free"]
+    ),
     EngineNumber("num_preemptions", True, "Sequences preempted.", lambda s: s["preemptions"]),
+    EngineNumber(
+        "computed_tokens", True, "Tokens that steps have computed.", lambda s: s["computed_tokens"]
+    ),
+    EngineNumber(
+        "recomputed_tokens",
+        True,
+        "Those among them that a preemption had lost.",
+        lambda s: s["recomputed_tokens"],
+    ),
     EngineNumber(
         "prefix_cache_queries",
         True,
@@ -84,26 +109,36 @@ ENGINE_NUMBERS = (
 )
 
 
-class Histogram:
-    """Counts by upper bound; observing is a bisection and two additions."""
+@dataclass(frozen=True, slots=True)
+class EngineCounters:
+    """Counters of the engine that differ in one label."""
 
-    def __init__(self, name: str, help: str, bounds: Iterable[float]) -> None:
-        self.name = name
-        self.help = help
-        self.bounds = tuple(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
+    name: str
+    label: str
+    help: str
+    read: Callable[[Stats], Mapping[str, float]]
 
-    def observe(self, value: float) -> None:
-        self.counts[bisect_left(self.bounds, value)] += 1
-        self.sum += value
 
-    def cumulative(self) -> list[tuple[str, float]]:
-        total, rows = 0, []
-        for bound, count in zip((*self.bounds, float("inf")), self.counts, strict=True):
-            total += count
-            rows.append(("+Inf" if bound == float("inf") else str(float(bound)), float(total)))
-        return rows
+ENGINE_COUNTERS = (
+    EngineCounters(
+        "num_preemptions_by_mode",
+        "mode",
+        "Sequences preempted, by what becomes of their pages.",
+        lambda s: {"recompute": s["preemptions_recompute"], "swap": s["preemptions_swap"]},
+    ),
+    EngineCounters(
+        "num_preemptions_by_reason",
+        "reason",
+        "Sequences preempted, by what their pages were needed for.",
+        lambda s: s["preemption_reasons"],
+    ),
+    EngineCounters(
+        "request_timeouts",
+        "limit",
+        "Sequences that ran out of time, by limit.",
+        lambda s: {"request_timeout": 0, "queue_timeout": 0, **s["timeouts"]},
+    ),
+)
 
 
 class Ratchet:
@@ -147,19 +182,11 @@ class Metrics(Collector):
         self.finished: dict[str, int] = dict.fromkeys(
             ("stop", "length", "abort", "error", "timeout"), 0
         )
-        self.ttft = Histogram(
-            "time_to_first_token_seconds", "From arrival to the first token.", TTFT_BUCKETS
-        )
-        self.itl = Histogram("inter_token_latency_seconds", "Between tokens.", ITL_BUCKETS)
-        self.e2e = Histogram(
-            "e2e_request_latency_seconds", "From arrival to the last token.", LATENCY_BUCKETS
-        )
-        self.request_prompt = Histogram(
-            "request_prompt_tokens", "Prompt tokens of a request.", TOKEN_BUCKETS
-        )
-        self.request_generation = Histogram(
-            "request_generation_tokens", "Tokens generated for a sequence.", TOKEN_BUCKETS
-        )
+        self.ttft = Histogram(TTFT_BUCKETS)
+        self.itl = Histogram(ITL_BUCKETS)
+        self.e2e = Histogram(LATENCY_BOUNDS)
+        self.request_prompt = Histogram(TOKEN_BUCKETS)
+        self.request_generation = Histogram(TOKEN_BUCKETS)
 
     @harmless
     def count_prompt(self, num_tokens: int) -> None:
@@ -200,6 +227,8 @@ class Metrics(Collector):
                 yield self._counter(number.name, number.help, [({}, value)])
             else:
                 yield self._gauge(number.name, number.help, value)
+        if self._engine is not None:
+            yield from self._engine_families(self._engine)
         if self._info is not None:
             config = {
                 "block_size": str(self._info.page_size),
@@ -207,6 +236,21 @@ class Metrics(Collector):
                 "cache_tokens": str(self._info.kv_tokens),
             }
             yield self._gauge("cache_config_info", "The KV cache's shape.", 1.0, config)
+
+    def _engine_families(self, engine: Stats) -> Iterator[Callable[[str], Metric]]:
+        for family in ENGINE_COUNTERS:
+            samples = [
+                ({family.label: value}, self._ratchet.read(f"{family.name} {value}", count))
+                for value, count in family.read(engine).items()
+            ]
+            yield self._counter(family.name, family.help, samples)
+        waits = Histogram(LATENCY_BOUNDS)
+        for i, count in enumerate(engine["queue_times"]):
+            waits.counts[i] = int(self._ratchet.read(f"queue time {i}", count))
+        waits.sum = self._ratchet.read("queue time", engine["queue_time_sum"])
+        yield self._histogram(
+            "request_queue_time_seconds", "From arrival to the first step.", waits
+        )
 
     def _front_rows(self) -> Iterator[Callable[[str], Metric]]:
         yield self._counter("prompt_tokens", "Prompt tokens served.", [({}, self.prompt_tokens)])
@@ -218,14 +262,18 @@ class Metrics(Collector):
             "Sequences that ended, by reason.",
             [({"finished_reason": reason}, n) for reason, n in self.finished.items()],
         )
-        for histogram in (
-            self.ttft,
-            self.itl,
-            self.e2e,
-            self.request_prompt,
-            self.request_generation,
+        for name, help, histogram in (
+            ("time_to_first_token_seconds", "From arrival to the first token.", self.ttft),
+            ("inter_token_latency_seconds", "Between tokens.", self.itl),
+            ("e2e_request_latency_seconds", "From arrival to the last token.", self.e2e),
+            ("request_prompt_tokens", "Prompt tokens of a request.", self.request_prompt),
+            (
+                "request_generation_tokens",
+                "Tokens generated for a sequence.",
+                self.request_generation,
+            ),
         ):
-            yield self._histogram(histogram)
+            yield self._histogram(name, help, histogram)
 
     def _gauge(
         self, name: str, help: str, value: float, extra: Labels | None = None
@@ -243,7 +291,7 @@ class Metrics(Collector):
         self, name: str, help: str, samples: list[tuple[Labels, float]]
     ) -> Callable[[str], Metric]:
         def build(prefix: str) -> Metric:
-            names = [*self._labels, *samples[0][0]]
+            names = [*self._labels, *(samples[0][0] if samples else ())]
             family = CounterMetricFamily(f"{prefix}:{name}", help, labels=names)
             for extra, value in samples:
                 family.add_metric([*self._labels.values(), *extra.values()], value)
@@ -251,11 +299,9 @@ class Metrics(Collector):
 
         return build
 
-    def _histogram(self, histogram: Histogram) -> Callable[[str], Metric]:
+    def _histogram(self, name: str, help: str, histogram: Histogram) -> Callable[[str], Metric]:
         def build(prefix: str) -> Metric:
-            family = HistogramMetricFamily(
-                f"{prefix}:{histogram.name}", histogram.help, labels=list(self._labels)
-            )
+            family = HistogramMetricFamily(f"{prefix}:{name}", help, labels=list(self._labels))
             family.add_metric(
                 list(self._labels.values()), histogram.cumulative(), sum_value=histogram.sum
             )

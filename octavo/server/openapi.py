@@ -27,7 +27,8 @@ SCHEMAS: tuple[type[msgspec.Struct], ...] = (
     answers.DetokenizeAnswer,
     answers.Status,
     answers.Version,
-    answers.ControlAnswer,
+    answers.ResetAnswer,
+    answers.AuditAnswer,
     answers.ErrorBody,
 )
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from octavo.core.errors import AuditError, InvalidRequest
+from octavo.core.flight import Flight
 from octavo.core.pages import BlockSpec, PagePool
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.request import Request, Sampling
@@ -370,7 +371,7 @@ def test_siblings_of_a_parent_that_resumes_on_hits_join_with_it() -> None:
     loop.submit(*siblings(prompt, 2, max_tokens=40))
     loop.step()
     loop.submit(request("other", prompt))
-    loop.scheduler._preempt(loop.scheduler._live["s0"], "decode")
+    loop.scheduler._preempt(Flight(0, 0.0, 1), loop.scheduler._live["s0"], "decode")
     loop.step()
     loop.step()  # the prompt is in the cache, by another request
     assert [len(plan.joins) for plan in loop.history] == [1, 1, 2]
@@ -608,3 +609,13 @@ def test_audit_finds_a_lost_page_and_a_lost_slot() -> None:
     other._free_slots.pop()
     with pytest.raises(AuditError, match="slots"):
         other.audit()
+
+
+def test_queue_times_count_first_admissions_only() -> None:
+    loop = make_loop(pages=10, seqs=1, admission=AdmitAll())
+    loop.submit(request("a", 4, 5), request("b", 4, 3))
+    loop.run()
+    stats = loop.scheduler.stats()
+    # The loop's clock goes one second a step: "a" waits for one, "b" for the five of "a" more.
+    assert stats.queue_time_sum == 1 + 6
+    assert sum(stats.queue_times) == 2

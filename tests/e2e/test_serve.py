@@ -9,6 +9,7 @@ import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import openai
@@ -32,8 +33,8 @@ def server(tiny: Path) -> Iterator[Served]:
         yield running
 
 
-def stats(url: str) -> dict[str, int]:
-    answer: dict[str, int] = httpx.get(f"{url}/debug/audit").json()["result"]
+def stats(url: str) -> dict[str, Any]:
+    answer: dict[str, Any] = httpx.get(f"{url}/debug/audit").json()
     return answer
 
 
@@ -41,7 +42,7 @@ def wait_idle(url: str, limit_s: float = 5.0) -> None:
     end = time.monotonic() + limit_s
     while time.monotonic() < end:
         now = stats(url)
-        if not (now["running"] or now["waiting"] or now["pages_referenced"]):
+        if not (now["slots"]["running"] or now["waiting"] or now["pages"]["referenced"]):
             return
         time.sleep(0.02)
     raise AssertionError(f"still busy: {now}")

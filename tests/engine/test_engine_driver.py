@@ -150,3 +150,13 @@ def test_a_failed_audit_is_told_once_and_no_end(
     answers: list[Any] = []
     told.driver._take(Call("audit", {}, lambda value, error: answers.append(error)))
     assert "slots free and in use" in answers[0]
+
+
+def test_a_reset_of_the_cache_tells_how_many_pages_were_forgotten(worker: FakeWorker) -> None:
+    told = Told(worker)
+    told.run(("f", Request("a", list(range(40)), 4)))  # two full pages
+    answers: list[Any] = []
+    for _ in range(2):
+        told.driver._take(Call("reset_prefix_cache", {}, lambda v, e: answers.append((v, e))))
+    assert answers == [(2, None), (0, None)]
+    assert told.stats()["pages_cached"] == 0

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from octavo.core.errors import EngineUnavailable, ServerError
+from octavo.core.histogram import LATENCY_BOUNDS
 from octavo.core.plan import AbortReason, Delta, TokenLogprobs
 from octavo.core.request import Request
-from octavo.core.scheduler import QUEUE_TIME_BOUNDS
 from octavo.engine.client import EngineInfo, Health
 from tests.fakes.bytetok import BYTE_OFFSET, EOS_ID
 
@@ -87,7 +87,7 @@ class FakeEngine:
             "generation_tokens": 0,
             "finished": {},
             "timeouts": {},
-            "queue_times": [0] * (len(QUEUE_TIME_BOUNDS) + 1),
+            "queue_times": [0] * (len(LATENCY_BOUNDS) + 1),
             "queue_time_sum": 0.0,
             "audit_failures": 0,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from octavo.server.metrics import ITL_BUCKETS, LATENCY_BUCKETS, TTFT_BUCKETS, Histogram
+from octavo.server.metrics import ITL_BUCKETS, TTFT_BUCKETS, Histogram
 from tests.fakes.bytetok import byte_ids
 from tests.fakes.engine import Script
 from tests.server.conftest import chat, prompt
@@ -14,15 +14,18 @@ pytestmark = pytest.mark.anyio
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 
+LABELS = ("finished_reason", "le", "mode", "reason", "limit")
+
+
 async def scrape(served) -> dict[str, float]:
-    """Sample name (with finished_reason, or bucket bound) to value."""
+    """Sample name (with the label that tells it from others) to value."""
     reply = await served.client.get("/metrics")
     assert reply.status == 200
     assert reply.headers["content-type"].startswith("text/plain")
     samples = {}
     for family in text_string_to_metric_families(reply.body.decode()):
         for sample in family.samples:
-            extra = {k: v for k, v in sample.labels.items() if k in ("finished_reason", "le")}
+            extra = {k: v for k, v in sample.labels.items() if k in LABELS}
             samples["|".join([sample.name, *extra.values()])] = sample.value
     return samples
 
@@ -31,6 +34,9 @@ NAMES = (
     *("num_requests_running", "num_requests_waiting", "kv_cache_usage_perc"),
     *("num_preemptions_total", "prefix_cache_queries_total", "prefix_cache_hits_total"),
     *("prompt_tokens_total", "generation_tokens_total", "request_success_total|stop"),
+    *("num_requests_swapped", "cpu_cache_usage_perc", "recomputed_tokens_total"),
+    *("num_preemptions_by_mode_total|swap", "request_timeouts_total|queue_timeout"),
+    *("num_preemptions_by_reason_total|decode", "request_queue_time_seconds_bucket|0.3"),
     *("time_to_first_token_seconds_count", "inter_token_latency_seconds_sum"),
     *("e2e_request_latency_seconds_bucket|+Inf", "cache_config_info"),
 )
@@ -84,6 +90,32 @@ async def test_engine_numbers(serve):
     assert (await scrape(served))["vllm:num_requests_waiting"] == 7
 
 
+async def test_numbers_of_a_scheduler_under_pressure(serve):
+    served = await serve()
+    stats = served.engine.stats
+    stats |= {"waiting": 7, "swapped": 2, "recomputed_tokens": 64, "preemptions_swap": 3}
+    stats |= {"preemption_reasons": {"priority": 4}, "timeouts": {"queue_timeout": 5}}
+    stats["queue_times"][0], stats["queue_times"][-1], stats["queue_time_sum"] = 9, 1, 8000.5
+    samples = await scrape(served)
+    assert samples["vllm:num_requests_waiting"] == 5
+    assert samples["vllm:num_requests_swapped"] == 2
+    assert samples["vllm:cpu_cache_usage_perc"] == 0.25
+    assert samples["octavo:recomputed_tokens_total"] == 64
+    assert samples["octavo:num_preemptions_by_mode_total|swap"] == 3
+    assert samples["octavo:num_preemptions_by_reason_total|priority"] == 4
+    assert samples["octavo:request_timeouts_total|queue_timeout"] == 5
+    assert samples["octavo:request_timeouts_total|request_timeout"] == 0
+    buckets = [
+        samples[f"vllm:request_queue_time_seconds_bucket|{x}"] for x in ("0.3", "7680.0", "+Inf")
+    ]
+    assert buckets == [9, 9, 10]
+    assert samples["vllm:request_queue_time_seconds_sum"] == 8000.5
+    stats["queue_times"][0], stats["queue_time_sum"] = 2, 0.5  # a new engine
+    samples = await scrape(served)
+    assert samples["vllm:request_queue_time_seconds_bucket|0.3"] == 11
+    assert samples["vllm:request_queue_time_seconds_sum"] == 8001
+
+
 async def test_counters_do_not_fall_when_a_new_engine_starts_from_zero(serve):
     served = await serve()
     seen = []
@@ -113,14 +145,6 @@ async def test_broken_metrics_do_not_reach_a_request(serve, monkeypatch, caplog)
     assert "Metrics failed" in caplog.text
 
 
-def test_histogram():
-    histogram = Histogram("x", "", (1, 2))
-    for value in (0.5, 1, 1.5, 3):
-        histogram.observe(value)
-    assert histogram.cumulative() == [("1.0", 2.0), ("2.0", 3.0), ("+Inf", 4.0)]
-    assert histogram.sum == 6
-
-
-@pytest.mark.parametrize("bounds", [TTFT_BUCKETS, ITL_BUCKETS, LATENCY_BUCKETS])
+@pytest.mark.parametrize("bounds", [TTFT_BUCKETS, ITL_BUCKETS])
 def test_bounds_ascend(bounds):
     assert list(bounds) == sorted(set(bounds))

@@ -138,10 +138,26 @@ async def test_tokenize_and_back(serve):
 
 async def test_engine_verbs(serve):
     served = await serve()
-    audit = (await served.client.get("/debug/audit")).json()["result"]
-    assert audit["pages_total"] == 256
-    assert (await served.client.post("/reset_prefix_cache")).json() == {"result": True}
-    assert served.engine.controls == ["audit", "reset_prefix_cache"]
+    audit = (await served.client.get("/debug/audit")).json()
+    assert audit == {
+        "pages": {"total": 256, "free": 250, "cached": 2, "referenced": 4},
+        "host_pages": {"total": 40, "free": 30},
+        "slots": {"total": 64, "running": 0},
+        "waiting": 0,
+        "swapped": 0,
+        "audit_failures": 0,
+    }
+    assert (await served.client.post("/debug/audit")).json() == audit
+    assert (await served.client.post("/reset_prefix_cache")).json() == {"pages_forgotten": 2}
+    assert served.engine.controls == ["audit", "audit", "reset_prefix_cache"]
+
+
+async def test_an_audit_that_fails_says_what_is_lost(serve):
+    served = await serve()
+    served.engine.broken["audit"] = "AuditError: pages [3] are referenced otherwise"
+    reply = await served.client.post("/debug/audit")
+    assert (reply.status, reply.error["code"]) == (500, "audit_failed")
+    assert "pages [3]" in reply.error["message"]
 
 
 async def test_the_document_describes_every_field(serve):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from msgspec import UNSET, Struct, UnsetType, field
 
 
@@ -190,7 +188,38 @@ class Version(Struct):
     version: str
 
 
-class ControlAnswer(Struct):
-    """What the engine answered: for the audit, its numbers by name."""
+class ResetAnswer(Struct):
+    """Pages whose contents can no longer be found."""
 
-    result: Any
+    pages_forgotten: int
+
+
+class AuditPages(Struct):
+    """Pages of the KV cache: ``free + cached + referenced`` is the total."""
+
+    total: int
+    free: int
+    cached: int
+    referenced: int
+
+
+class AuditHostPages(Struct):
+    total: int
+    free: int
+
+
+class AuditSlots(Struct):
+    total: int
+    running: int
+
+
+class AuditAnswer(Struct):
+    """What was recounted, and adds up. ``audit_failures``: audits of the idle engine that
+    did not, since it started."""
+
+    pages: AuditPages
+    host_pages: AuditHostPages
+    slots: AuditSlots
+    waiting: int
+    swapped: int
+    audit_failures: int
