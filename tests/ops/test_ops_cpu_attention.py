@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import os
 import subprocess
 import sys
@@ -16,9 +17,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from octavo.ops import fp8
 from octavo.ops.api import GroupMeta, Ops
 from octavo.ops.cpu.attention import plan_tiles
 from octavo.ops.cpu.backend import CpuOps
+from octavo.ops.cpu.fp8 import QUAD
 from octavo.ops.cpu.isa import Isa, detect_isa
 from tests.fakes.paged import Row, empty_kv, group_meta, permuted_pages
 
@@ -89,15 +92,36 @@ def attend_steps(
     return q, out, kv
 
 
-def check_equal(ops: Ops, shape: Shape, dtype: torch.dtype, tolerance: float) -> None:
-    q, out, kv = attend_steps(ops, shape, dtype)
-    expected_q, expected, expected_kv = attend_steps(Ops(), shape, dtype)
+def check_equal(
+    ops: Ops,
+    shape: Shape,
+    dtype: torch.dtype,
+    tolerance: float,
+    kv_dtype: torch.dtype | None = None,
+) -> None:
+    q, out, kv = attend_steps(ops, shape, dtype, kv_dtype)
+    expected_q, expected, expected_kv = attend_steps(Ops(), shape, dtype, kv_dtype)
     torch.testing.assert_close(q, expected_q, rtol=tolerance, atol=tolerance)
     count = len(q)
     assert out[:count].isfinite().all(), "a row was not written, or read unwritten memory"
     assert out[count:].isnan().all(), "padding was written"
     torch.testing.assert_close(out[:count], expected[:count], rtol=tolerance, atol=tolerance)
-    assert kv.isnan().sum() == expected_kv.isnan().sum(), "other elements than K and V changed"
+    if kv_dtype is fp8.KV_DTYPE:
+        assert torch.equal(in_plain_order(kv, shape), expected_kv)
+    else:
+        assert kv.isnan().sum() == expected_kv.isnan().sum(), "other elements than K and V changed"
+
+
+def in_plain_order(kv: Tensor, shape: Shape) -> Tensor:
+    """fp8 pages of the CPU kernels as the reference writes them."""
+    plain, size, dim = kv.clone(), shape.page_size, shape.dim
+    codes, _ = fp8.page_views(kv, size)
+    target, _ = fp8.page_views(plain, size)
+    quads = codes.flatten(-2)
+    k, v = quads[:, :, 0].unflatten(-1, (dim // 4, size, 4)), quads[:, :, 1]
+    target[:, :, 0] = k[..., QUAD].movedim(-2, -3).flatten(-2)
+    target[:, :, 1] = v.unflatten(-1, (size // 4, dim, 4))[..., QUAD].mT.flatten(-3, -2)
+    return plain
 
 
 @pytest.mark.parametrize("name", [name for name in SHAPES if name not in ("window", "fp32 norms")])
@@ -108,6 +132,40 @@ def test_equals_the_reference_in_fp32(ops: CpuOps, name: str) -> None:
 @pytest.mark.parametrize("name", ["smollm2", "window", "fp32 norms"])
 def test_equals_the_reference_in_bf16(ops: CpuOps, name: str) -> None:
     check_equal(ops, SHAPES[name], torch.bfloat16, 3e-2)
+
+
+@pytest.mark.parametrize("name", ["one kv head, all at once", "odd sizes"])
+def test_fp8_equals_the_reference_in_fp32(ops: CpuOps, name: str) -> None:
+    check_equal(ops, SHAPES[name], torch.float32, 2e-5, fp8.KV_DTYPE)
+
+
+def test_fp8_equals_the_reference_in_bf16(ops: CpuOps) -> None:
+    _, out, _ = attend_steps(ops, SHAPES["smollm2"], torch.bfloat16, fp8.KV_DTYPE)
+    _, expected, _ = attend_steps(Ops(), SHAPES["smollm2"], torch.bfloat16, fp8.KV_DTYPE)
+    torch.testing.assert_close(out, expected, rtol=3e-2, atol=3e-2, equal_nan=True)
+
+
+def test_fp8_extremes_are_written_as_by_the_reference(ops: CpuOps) -> None:
+    shape = dataclasses.replace(SHAPES["smollm2"], rows=())
+    sizes = [0.0, 1e-45, 1e-38, 3e-8, 1e-5, 2e-3, 1.0, 3e4, 3e7, 1e20, 1e37, math.inf]
+    x = torch.randn(len(sizes) + 1, 15 * 64, generator=torch.Generator().manual_seed(0))
+    x[:-1] *= torch.tensor(sizes)[:, None]
+    x[:-1].nan_to_num_(0.0, math.inf, -math.inf)
+    x[-1, 700] = math.nan  # of one head's keys
+    still = torch.cat((torch.ones(16, 32), torch.zeros(16, 32)), 1)
+    meta = group_meta([Row(range(len(x)), 0, [1])], page_size=16)
+    pages = []
+    for backend in (ops, Ops()):
+        kv = empty_kv(2, 1, 3, 16, 64, fp8.KV_DTYPE)
+        backend.rope_and_write(x, torch.arange(len(x)), still, kv, 0, meta, 9, 3)
+        pages.append(kv)
+    plain = in_plain_order(pages[0], shape)
+    values = [fp8.dequantize(*fp8.page_views(kv, 16)) for kv in (plain, pages[1])]
+    assert torch.equal(values[0].nan_to_num(9e9), values[1].nan_to_num(9e9))
+    finite = values[0][1, 0].isfinite().all(-1)  # [K and V, head, token]
+    assert finite[..., : len(sizes) - 1].all()
+    assert finite[1, :, len(sizes) - 1].all()  # a turn makes NaNs of infinite keys
+    assert finite[..., len(sizes)].sum() == 5
 
 
 @pytest.mark.parametrize("isa", [PLAIN, NARROW], ids=["without dot products", "8 lanes"])
@@ -241,11 +299,13 @@ def test_tiles_cover_every_query_once(rows: list[tuple[int, int]], tile_tokens: 
 
 GENERIC = """
 import torch
+from octavo.ops import fp8
 from octavo.ops.cpu.backend import CpuOps
 from octavo.ops.cpu.isa import detect_isa
 from tests.ops.test_ops_cpu_attention import SHAPES, check_equal
 ops = CpuOps(isa=detect_isa("generic"), threads=1, cache_dir=None)
 check_equal(ops, SHAPES["smollm2"], torch.float32, 2e-5)
+check_equal(ops, SHAPES["odd sizes"], torch.float32, 2e-5, fp8.KV_DTYPE)
 assert "ymm" not in "".join(k.library._library.get_asm_str() for k in ops.kernels)
 """
 

@@ -11,8 +11,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numba import float32
 
+from octavo.ops import fp8
+from octavo.ops.cpu.fp8 import LIFT, read_scales
 from octavo.ops.cpu.isa import Isa
 from octavo.ops.cpu.jit import FIRST_ARGUMENT, ITEMS, NEXT, SCRATCH, TICKET
 from octavo.ops.cpu.memory import (
@@ -26,6 +29,9 @@ from octavo.ops.cpu.memory import (
 from octavo.ops.cpu.tiles import (
     BF16,
     BF16_DOT,
+    DOT,
+    FP8,
+    FP8_DOT,
     FP32,
     cap_row,
     convert_row,
@@ -39,6 +45,7 @@ from octavo.ops.cpu.tiles import (
 )
 
 ARGUMENTS = "13q2d"  # in the order that the kernel reads them
+_KINDS = {torch.float32: FP32, torch.bfloat16: BF16, torch.uint8: FP8, fp8.KV_DTYPE: FP8}
 _CHUNK_TOKENS = 128
 _TILE_ROWS = 16
 
@@ -51,12 +58,15 @@ class AttentionShape:
     head_dim: int
     page_size: int
     bf16: bool  # queries and output
-    kv_bf16: bool
+    kv: int  # what K and V are: FP32, BF16 or FP8
 
-    @property
-    def supported(self) -> bool:
-        """Pair order needs even sizes; anything else runs on the reference."""
-        return self.head_dim % 2 == 0 and (self.page_size % 2 == 0 or not self.kv_bf16)
+    def mode(self, isa: Isa, lanes: int) -> int:
+        """Products of bf16 where K and V are no wider, if the machine multiplies such pairs. Of fp8
+        they would round queries of fp32, which are kept for their precision."""
+        dot = isa.bf16_dot and lanes == 16
+        if self.kv == FP8:
+            return FP8_DOT if dot and self.bf16 else FP8
+        return BF16_DOT if dot and self.kv == BF16 else self.kv
 
     def tile_tokens(self, decode: bool) -> int:
         return 1 if decode else max(1, _TILE_ROWS // self.group)
@@ -70,10 +80,8 @@ def make_attention(  # noqa: C901, PLR0915  (sizes reach a kernel only as its cl
     block, blocks = _blocks(shape.tile_tokens(decode) * G)
     rows = block * blocks
     lanes, registers = min(isa.lanes, D & -D, P & -P), isa.registers
-    mode = BF16 if shape.kv_bf16 else FP32
-    if shape.kv_bf16 and isa.bf16_dot and lanes == 16:
-        mode = BF16_DOT
-    bf16, q_bf16 = shape.bf16, mode == BF16_DOT
+    mode = shape.mode(isa, lanes)
+    bf16, q_bf16, is_fp8 = shape.bf16, mode in DOT, shape.kv == FP8
     element = 2 if bf16 else 4
     chunk = P * max(1, _CHUNK_TOKENS // P)
     q_row, weight_bytes = (D * 2, 2) if q_bf16 else (D * 4, 4)
@@ -81,15 +89,16 @@ def make_attention(  # noqa: C901, PLR0915  (sizes reach a kernel only as its cl
     at_sums = at_scores + rows * chunk * 4
     at_maxima = at_sums + rows * D * 4
     at_totals = at_maxima + rows * 4
-    thread_scratch = -(-(at_totals + rows * 4) // 4096) * 4096
-    head_page = D * P * (2 if shape.kv_bf16 else 4)  # bytes of one head's K in a page
-    masked, lowest = np.float32(-np.inf), np.float32(-1e30)
+    at_factors = at_totals + rows * 4  # scales of the chunk's V
+    thread_scratch = -(-(at_factors + chunk * 4) // 4096) * 4096
+    head_page = kv_bytes(shape.kv, P, D)
+    masked, lowest, lift = np.float32(-np.inf), np.float32(-1e30), np.float32(LIFT)
     log2_e = np.float32(np.log2(np.e))
 
     def attend(arguments):  # noqa: C901
         queries = load_int64(arguments, SCRATCH) + take(arguments, TICKET) * thread_scratch
         scores, sums = queries + at_scores, queries + at_sums
-        maxima, totals = queries + at_maxima, queries + at_totals
+        maxima, totals, factors = queries + at_maxima, queries + at_totals, queries + at_factors
         items = load_int64(arguments, ITEMS)
         (
             query, query_token, out, out_token, pages, page_bytes, to_values, head_bytes,
@@ -107,7 +116,11 @@ def make_attention(  # noqa: C901, PLR0915  (sizes reach a kernel only as its cl
             end = first + load_int32(tile, 2)
             for r in range(used):
                 at = (token + r // G) * query_token + (head * G + r % G) * D
-                convert_row(query + at * element, queries + r * q_row, D, lanes, bf16, q_bf16)
+                if is_fp8:
+                    convert_row(query + at * element, sums, D, lanes, bf16, False)
+                    write_row(sums, lift, queries + r * q_row, D, lanes, q_bf16)
+                else:
+                    convert_row(query + at * element, queries + r * q_row, D, lanes, bf16, q_bf16)
             fill(queries, used * q_row // 4, rows * q_row // 4, float32(0.0))
             fill(sums, 0, rows * D, float32(0.0))
             fill(maxima, 0, rows, lowest)
@@ -123,12 +136,16 @@ def make_attention(  # noqa: C901, PLR0915  (sizes reach a kernel only as its cl
                 for p in range(used_pages):
                     page = keys + load_int32(entry, p) * page_bytes
                     fetch(page + to_values, head_page)
+                    if is_fp8:
+                        read_scales(page + to_values + D * P, factors + p * P * 4, P, lanes)
                     for b in range(blocks):
                         page_scores(
                             queries + b * block * q_row, page,
                             scores + (b * block * chunk + p * P) * 4,
                             block, D, P, chunk, lanes, mode,
                         )  # fmt: skip
+                if is_fp8:
+                    fill(factors, tokens, padded, float32(0.0))
                 for r in range(used):
                     weights = scores + r * chunk * 4
                     if cap > 0:
@@ -139,7 +156,7 @@ def make_attention(  # noqa: C901, PLR0915  (sizes reach a kernel only as its cl
                     fill(weights, max(0, seen), padded, masked)
                     shrink = softmax_row(
                         weights, padded, maxima + r * 4, totals + r * 4,
-                        log2_e if cap > 0 else scale * log2_e, lanes, mode,
+                        log2_e if cap > 0 else scale * log2_e, factors, lanes, mode,
                     )  # fmt: skip
                     if shrink != 1:
                         scale_row(sums + r * D * 4, shrink, D, lanes)
@@ -157,13 +174,31 @@ def make_attention(  # noqa: C901, PLR0915  (sizes reach a kernel only as its cl
 
             for r in range(used):
                 at = (token + r // G) * out_token + (head * G + r % G) * D
-                inverse = float32(1.0) / load(totals, r, False)
+                inverse = (lift if is_fp8 else float32(1.0)) / load(totals, r, False)
                 write_row(sums + r * D * 4, inverse, out + at * element, D, lanes, bf16)
             item = take(arguments, NEXT)
 
     phase = "decode" if decode else "prefill"
     name = f"attend_{phase}_{G}_{D}_{P}_{lanes}_{registers}_{mode}_{int(bf16)}"
     return attend, name, thread_scratch
+
+
+def kv_kind(pages: torch.dtype) -> int:
+    """What pages of this type hold: FP32, BF16 or FP8."""
+    return _KINDS[pages]
+
+
+def kv_bytes(kind: int, page_size: int, head_dim: int) -> int:
+    """Bytes of one head's keys in a page."""
+    if kind == FP8:
+        return fp8.head_bytes(page_size, head_dim)
+    return page_size * head_dim * (2 if kind == BF16 else 4)
+
+
+def has_order(pages: torch.dtype, page_size: int, head_dim: int) -> bool:
+    """Whether there is an order of elements for such pages: neighbours must be whole."""
+    width = {FP32: 1, BF16: 2, FP8: 4}.get(_KINDS.get(pages, -1), 0)
+    return width > 0 and head_dim % max(2, width) == 0 and page_size % width == 0
 
 
 def _blocks(tile: int) -> tuple[int, int]:

@@ -155,20 +155,21 @@ class CpuOps(Ops):
         k_norm: Tensor | None = None,
         eps: float = 1e-6,
     ) -> Tensor:
-        if not _pair_order(kv_pages):
+        dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
+        if not attention.has_order(kv_pages.dtype, meta.page_size, dim):
             return super().rope_and_write(
                 qkv, positions, cos_sin, kv_pages, layer, meta, num_heads, num_kv_heads,
                 q_norm, k_norm, eps,
             )  # fmt: skip
         step = _Step.of(meta)
         qkv = qkv.contiguous()
-        count, dim = qkv.shape[0], kv_pages.shape[-1]
+        count = qkv.shape[0]
         shape = rope.RopeShape(
             head_dim=dim,
             rotated=cos_sin.shape[-1],
-            page_size=kv_pages.shape[-2],
+            page_size=meta.page_size,
             bf16=qkv.dtype is torch.bfloat16,
-            kv_bf16=kv_pages.dtype is torch.bfloat16,
+            kv=attention.kv_kind(kv_pages.dtype),
             norms=q_norm is not None,
             fp32_norms=q_norm is not None and q_norm.dtype is not qkv.dtype,  # then fp32
         )
@@ -192,7 +193,8 @@ class CpuOps(Ops):
         scale: float,
         soft_cap: float = 0.0,
     ) -> None:
-        if not _pair_order(kv_pages):
+        heads, kv_heads, dim = q.shape[1], kv_pages.shape[3], q.shape[2]
+        if not attention.has_order(kv_pages.dtype, meta.page_size, dim):
             super().attend(q, kv_pages, layer, meta, out, scale, soft_cap)
             return
         if not _rows_of_heads(out):
@@ -202,13 +204,12 @@ class CpuOps(Ops):
             return
         q = q if _rows_of_heads(q) else q.contiguous()
         step = _Step.of(meta)
-        heads, kv_heads, page_size, dim = q.shape[1], *kv_pages.shape[3:]
         shape = attention.AttentionShape(
             group=heads // kv_heads,
             head_dim=dim,
-            page_size=page_size,
+            page_size=meta.page_size,
             bf16=q.dtype is torch.bfloat16,
-            kv_bf16=kv_pages.dtype is torch.bfloat16,
+            kv=attention.kv_kind(kv_pages.dtype),
         )
         for decode, tiles, address in step.work(shape.tile_tokens(decode=False)):
             items = tiles * kv_heads
@@ -241,7 +242,7 @@ class _Step:
 
     def __init__(self, meta: GroupMeta) -> None:
         page, offset = (t.to(torch.int64).contiguous() for t in (meta.page, meta.offset))
-        table = meta.page_table.to(torch.int32)
+        table = meta.tables.to(torch.int32)
         table = table if table.stride(-1) == 1 else table.contiguous()
         self._kept: list[object] = [page, offset, table]  # what the addresses point to
         self.page, self.offset = page.data_ptr(), offset.data_ptr()
@@ -276,14 +277,6 @@ def _fast(*tensors: Tensor, weight: Tensor | None = None) -> bool:
     if weight is not None and weight.dtype not in (dtype, torch.float32):
         return False
     return dtype in _FAST and all(t.dtype is dtype and t.numel() for t in tensors)
-
-
-def _pair_order(kv_pages: Tensor) -> bool:
-    """Whether our kernels write and read these pages; others are the reference's."""
-    page_size, dim = kv_pages.shape[-2:]
-    if kv_pages.dtype is torch.bfloat16:
-        return dim % 2 == 0 and page_size % 2 == 0
-    return kv_pages.dtype is torch.float32 and dim % 2 == 0
 
 
 def _rows_of_heads(x: Tensor) -> bool:

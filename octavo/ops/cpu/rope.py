@@ -9,11 +9,12 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
+from octavo.ops.cpu.fp8 import quantize_row
 from octavo.ops.cpu.jit import FIRST_ARGUMENT, ITEMS, NEXT, SCRATCH, TICKET
 from octavo.ops.cpu.memory import copy_item, load_float64, load_int64, take
 from octavo.ops.cpu.rows import RowAccess, inverse_rms, scaled
-from octavo.ops.cpu.simd import Lanes
-from octavo.ops.cpu.tiles import convert_row, literals
+from octavo.ops.cpu.simd import Lanes, literals
+from octavo.ops.cpu.tiles import BF16, FP8, WIDTH, convert_row, neighbour
 
 ARGUMENTS = "15qd"  # in the order that the kernel reads them
 
@@ -26,7 +27,7 @@ class RopeShape:
     rotated: int
     page_size: int
     bf16: bool  # activations
-    kv_bf16: bool
+    kv: int  # what K and V are: FP32, BF16 or FP8
     norms: bool
     fp32_norms: bool = False  # their weights are fp32
 
@@ -83,16 +84,21 @@ def make_rope(shape: RopeShape, lanes: int) -> tuple[Callable[[int], None], str,
     An item is ``grain`` tokens. See :mod:`octavo.ops.cpu.tiles` for the order within pages.
     """
     D, R, P = shape.head_dim, shape.rotated, shape.page_size
-    bf16, kv_bf16 = shape.bf16, shape.kv_bf16
+    bf16, kv_bf16, kv_fp8 = shape.bf16, shape.kv == BF16, shape.kv == FP8
     norms, fp32_norms = shape.norms, shape.fp32_norms
     half = R // 2
-    lanes = min(lanes, half & -half, D & -D)
+    row_lanes = min(lanes, D & -D)
+    lanes = min(row_lanes, half & -half)
     element = 2 if bf16 else 4
-    words = D * (2 if kv_bf16 else 4) // 4  # of a K row
-    thread_scratch = 4096
+    width = WIDTH[shape.kv]
+    words, bits = D // width, 32 // width  # of a K row; of an element
+    thread_scratch = -(-D * 5 // 4096) * 4096  # a row and its codes
+    written = D * 4 if kv_fp8 else 0  # where what is written begins in it
+    scales = D * P  # behind the codes of a head
 
     def rope(block):
         row = load_int64(block, SCRATCH) + take(block, TICKET) * thread_scratch
+        ready = row + written
         tokens = load_int64(block, ITEMS)
         qkv = load_int64(block, FIRST_ARGUMENT)
         out = load_int64(block, FIRST_ARGUMENT + 1)
@@ -141,19 +147,19 @@ def make_rope(shape: RopeShape, lanes: int) -> tuple[Callable[[int], None], str,
                     rotate_head(
                         k, k_norm, angles, row, eps, D, R, lanes, bf16, kv_bf16, norms, fp32_norms
                     )
+                    if kv_fp8:
+                        quantize_row(row, ready, place + scales + offset * 2, D, row_lanes, True)
                     for w in range(words):
-                        copy_item(row, w, place, w * P + offset, 32)
+                        copy_item(ready, w, place, w * P + offset, 32)
                     v = k + kv_heads * D * element
                     place += values_at
-                    convert_row(v, row, D, lanes, bf16, kv_bf16)
-                    if kv_bf16:
-                        base = (offset >> 1) * 2 * D + (offset & 1)
-                        for d in range(D):
-                            copy_item(row, d, place, base + 2 * d, 16)
-                    else:
-                        for d in range(D):
-                            copy_item(row, d, place, offset * D + d, 32)
+                    convert_row(v, row, D, row_lanes, bf16, kv_bf16)
+                    if kv_fp8:
+                        quantize_row(row, ready, place + scales + offset * 2, D, row_lanes, False)
+                    base = offset // width * width * D + neighbour(offset, width)
+                    for d in range(D):
+                        copy_item(ready, d, place, base + width * d, bits)
             first = take(block, NEXT) * grain
 
-    name = f"rope_{D}_{R}_{P}_{lanes}_{int(bf16)}_{int(kv_bf16)}_{norms + fp32_norms}"
+    name = f"rope_{D}_{R}_{P}_{lanes}_{int(bf16)}_{shape.kv}_{norms + fp32_norms}"
     return rope, name, thread_scratch

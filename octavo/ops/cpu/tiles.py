@@ -5,6 +5,7 @@ Within a page and KV head, K and V are stored the way dot products read them (*p
     K bf16 [D/2][page][2]   two neighbouring features of a token lie together
     V bf16 [page/2][D][2]   the same feature of two neighbouring tokens lies together
     K fp32 [D][page], V fp32 [page][D]
+    K fp8 [D/4][page][4], V fp8 [page/4][D][4], in the order of ``fp8.QUAD``, then scales [page]
 
 So a vector holds one feature of many tokens: no score needs a sum across a vector (for rows of
 D features each would), bf16 becomes fp32 by a shift and a mask, and the bf16 dot product
@@ -17,17 +18,18 @@ All sizes are compile-time integers.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 from llvmlite import ir
 from numba import types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
-from octavo.ops.cpu.simd import F32, I1, I32, I64, Lanes
+from octavo.ops.cpu.fp8 import LIFT, code_pairs, code_parts, scale_numbers
+from octavo.ops.cpu.simd import F32, I1, I32, I64, Lanes, literals, loop
 
-FP32, BF16, BF16_DOT = 0, 1, 2  # what K and V are; BF16_DOT also keeps q and weights in bf16
+FP32, BF16, FP8, BF16_DOT, FP8_DOT = range(5)  # what K and V are
+DOT = (BF16_DOT, FP8_DOT)  # q and weights are kept in bf16, too
+_WITH_SCALES = (FP8, FP8_DOT)
+WIDTH = {FP32: 1, BF16: 2, BF16_DOT: 2, FP8: 4, FP8_DOT: 4}  # neighbours in an int32
 
 _FEATURES_UNROLLED = 8
 _CACHE_LINE_BYTES = 64
@@ -38,46 +40,37 @@ _EXP2 = (1.3276471e-3, 9.6755410e-3, 5.5507131e-2, 0.24022120, 0.69314694, 1.000
 _EXP2_COARSE = (5.5171669e-2, 0.24261113, 0.69326097, 0.99992806)
 
 
-def literals(*kinds: types.Literal) -> list[int]:
-    """The values of compile-time arguments."""
-    return [kind.literal_value for kind in kinds]
-
-
-@contextmanager
-def loop(builder: ir.IRBuilder, count: ir.Value) -> Iterator[ir.Value]:
-    with cgutils.for_range(builder, count) as counted:
-        yield counted.index
-
-
 def _parts(v: Lanes, address: ir.Value, offset: ir.Value | int, mode: int) -> tuple:
-    """K or V at an address as operands: one vector, or the two halves of bf16 pairs in fp32."""
+    """K or V at an address as operands: the neighbours one by one in fp32, or in pairs of bf16."""
     if mode == FP32:
         return (v.load(address, offset),)
-    pairs = v.load(address, offset, v.i32)
-    return (pairs,) if mode == BF16_DOT else v.halves(pairs)
+    packed = v.load(address, offset, v.i32)
+    if mode in _WITH_SCALES:
+        return code_pairs(v, packed) if mode == FP8_DOT else code_parts(v, packed)
+    return (packed,) if mode == BF16_DOT else v.halves(packed)
 
 
 def _add_product(v: Lanes, total: ir.Value, a: ir.Value, b: ir.Value, mode: int) -> ir.Value:
-    return v.bf16_dot(total, a, b) if mode == BF16_DOT else v.fma(a, b, total)
+    return v.bf16_dot(total, a, b) if mode in DOT else v.fma(a, b, total)
 
 
 @intrinsic(prefer_literal=True)
 def page_scores(typing, q, k, scores, rows, dim, page, stride, lanes, mode):
-    """scores[r, t] = q[r] · k[t] for the tokens t of one page."""
+    """scores[r, t] = q[r] · k[t] for the tokens t of one page; of fp8, q is larger by LIFT."""
     R, D, P, S, n, kind = literals(rows, dim, page, stride, lanes, mode)
-    width = 1 if kind == FP32 else 2  # features in an element of a K vector
-    unrolled = _FEATURES_UNROLLED if D % _FEATURES_UNROLLED == 0 else 2
-    chains = min(unrolled // width, 4, -(-_LEAST_CHAINS // R))  # sums a row
-    scalar, q_bytes = (I32, 2) if kind == BF16_DOT else (F32, 4)
+    width, together = WIDTH[kind], 2 if kind in DOT else 1  # features a product takes
+    unrolled = _FEATURES_UNROLLED if D % _FEATURES_UNROLLED == 0 else max(2, width)
+    chains = min(unrolled // together, 4, -(-_LEAST_CHAINS // R))  # sums a row
+    scalar, q_bytes = (I32, 2) if kind in DOT else (F32, 4)
 
     def step(v: Lanes, sums: list, q_at: ir.Value, k_at: ir.Value) -> None:
         """Adds ``unrolled`` features to ``sums`` [R][chains]."""
         for element in range(unrolled // width):
             for part, keys in enumerate(_parts(v, k_at, element * P * 4, kind)):
                 for r in range(R):
-                    feature = r * D + element * width + part
-                    query = v.splat_at(q_at, feature * q_bytes, scalar)
-                    row, c = sums[r], (element + part) % chains
+                    feature = element * width + part * together
+                    query = v.splat_at(q_at, (r * D + feature) * q_bytes, scalar)
+                    row, c = sums[r], feature // together % chains
                     row[c] = _add_product(v, row[c], query, keys, kind)
 
     def emit(context, builder, signature, args):
@@ -93,9 +86,14 @@ def page_scores(typing, q, k, scores, rows, dim, page, stride, lanes, mode):
                 for row, values in zip(slots, sums, strict=True):
                     for slot, value in zip(row, values, strict=True):
                         builder.store(value, slot)
+            scale = None
+            if kind in _WITH_SCALES:
+                halves = v.load(k, D * P + column * 2, v.i16)
+                scale = builder.fmul(scale_numbers(v, halves), v.number(LIFT))
             for r, row in enumerate(slots):
                 first, *others = [builder.load(slot) for slot in row]
                 total = functools.reduce(builder.fadd, others, first)
+                total = builder.fmul(total, scale) if scale else total
                 v.store(total, scores, (r * S + column) * 4)
         return context.get_dummy_value()
 
@@ -107,13 +105,16 @@ def page_values(typing, weights, values, sums, tokens, rows, dim, stride, lanes,
     """sums[r] += Σ_t weights[r, t] · values[t] over the first ``tokens`` tokens of a page.
 
     Memory past them is read at most in the same pair, and never reaches a sum: it may be NaN.
+    Codes of fp8 are none: up to 3 tokens past the end are added, and must weigh nothing.
     """
     R, D, S, n, kind = literals(rows, dim, stride, lanes, mode)
     held = _sum_vectors(R, D // n, registers.literal_value)
+    width = WIDTH[kind]
+    scalar, operands = (I32, max(1, width // 2)) if kind in DOT else (F32, width)
 
     def step(v: Lanes, slots: list, weight_at: ir.Value, value_at: ir.Value, both: bool) -> None:
-        """Adds a token (fp32) or a pair of tokens; without ``both`` only the pair's first."""
-        scalar, used = (I32, 1) if kind == BF16_DOT else (F32, 2 if kind == BF16 and both else 1)
+        """Adds ``width`` tokens; without ``both`` only the first of a pair."""
+        used = operands if both else 1
         factors = [
             [v.splat_at(weight_at, (r * S + part) * 4, scalar) for part in range(used)]
             for r in range(R)
@@ -131,8 +132,9 @@ def page_values(typing, weights, values, sums, tokens, rows, dim, stride, lanes,
     def emit(context, builder, signature, args):
         weights, values, sums, tokens = args[:4]
         v = Lanes(builder, n)
-        weight_bytes = 8 if kind == BF16 else 4  # of a step: one fp32, two, or a pair of bf16
-        steps = tokens if kind == FP32 else builder.lshr(tokens, I64(1))
+        weight_bytes = 4 * operands  # of a step: fp32 or pairs of bf16
+        whole = builder.add(tokens, I64(3)) if kind in _WITH_SCALES else tokens
+        steps = builder.lshr(whole, I64(width.bit_length() - 1))
         for first in range(0, D, held * n):
             at = [[(r * D + first + i * n) * 4 for i in range(held)] for r in range(R)]
             slots = [[v.variable(v.load(sums, offset)) for offset in row] for row in at]
@@ -144,7 +146,7 @@ def page_values(typing, weights, values, sums, tokens, rows, dim, stride, lanes,
 
             with loop(builder, steps) as index:
                 step(v, slots, *place(index), both=True)
-            if kind != FP32:
+            if kind in (BF16, BF16_DOT):
                 with builder.if_then(builder.trunc(tokens, I1)):
                     step(v, slots, *place(steps), both=False)
             for row, offsets in zip(slots, at, strict=True):
@@ -166,18 +168,19 @@ def _sum_vectors(rows: int, vectors: int, registers: int) -> int:
 
 
 @intrinsic(prefer_literal=True)
-def softmax_row(typing, scores, tokens, maximum, total, scale, lanes, mode):
+def softmax_row(typing, scores, tokens, maximum, total, scale, factors, lanes, mode):
     """Turn scores [tokens] (a multiple of lanes) into weights 2^(scale·score - maximum), in place.
 
     The fp32 numbers at ``maximum`` and ``total`` (of the weights) are updated; returns the factor
-    by which all that was summed before must shrink (Milakov and Gimelshein 2018). With BF16_DOT
-    weights are left as bf16, packed at the row's start.
+    by which all that was summed before must shrink (Milakov and Gimelshein 2018). With DOT modes
+    weights are left as bf16, packed at the row's start. Of fp8 they are left times ``factors``
+    [tokens], the scales of V.
     """
     n, kind = literals(lanes, mode)
-    coefficients = _EXP2_COARSE if kind == BF16_DOT else _EXP2
+    coefficients = _EXP2_COARSE if kind in DOT else _EXP2
 
     def emit(context, builder, signature, args):
-        scores, tokens, maximum, total, scale = args[:5]
+        scores, tokens, maximum, total, scale, factors = args[:6]
         v = Lanes(builder, n)
         vectors = builder.udiv(tokens, I64(n))
         best = v.variable(v.number(-1e30))
@@ -192,20 +195,25 @@ def softmax_row(typing, scores, tokens, maximum, total, scale, lanes, mode):
         summed = v.variable(v.number(0.0))
         with loop(builder, vectors) as index:
             value = v.load(scores, builder.mul(index, I64(4 * n)))
-            weight = v.exp2_below_one(v.fma(value, factor, minus_new), coefficients)
-            if kind == BF16_DOT:  # written behind what is still to be read
-                short = v.narrow_by_instruction(weight)
-                v.store(short, scores, builder.mul(index, I64(2 * n)))
-                weight = v.widen(short)  # what is summed is what weighs
+            weight = left = v.exp2_below_one(v.fma(value, factor, minus_new), coefficients)
+            if kind in _WITH_SCALES:
+                scales = v.load(factors, builder.mul(index, I64(4 * n)))
+                left = builder.fmul(weight, scales)
+            if kind in DOT:  # written behind what is still to be read
+                left = v.narrow_by_instruction(left)
+                v.store(left, scores, builder.mul(index, I64(2 * n)))
             else:
-                v.store(weight, scores, builder.mul(index, I64(4 * n)))
+                v.store(left, scores, builder.mul(index, I64(4 * n)))
+            if kind == BF16_DOT:
+                weight = v.widen(left)  # what is summed is what weighs
             builder.store(builder.fadd(builder.load(summed), weight), summed)
         kept = builder.fmul(old_total, shrink)
         v.store(new, maximum, 0)
         v.store(builder.fadd(kept, v.total(builder.load(summed))), total, 0)
         return shrink
 
-    return types.float32(scores, tokens, maximum, total, scale, lanes, mode), emit
+    kinds = (scores, tokens, maximum, total, scale, factors, lanes, mode)
+    return types.float32(*kinds), emit
 
 
 @intrinsic(prefer_literal=True)
@@ -280,6 +288,21 @@ def write_row(typing, sums, factor, target, dim, lanes, bf16):
         return context.get_dummy_value()
 
     return types.void(sums, factor, target, dim, lanes, bf16), emit
+
+
+@intrinsic(prefer_literal=True)
+def neighbour(typing, index, width):
+    """Where the ``index``-th of many lies among its ``width`` neighbours in an int32."""
+    (n,) = literals(width)
+
+    def emit(context, builder, signature, args):
+        place = builder.and_(args[0], I64(n - 1))
+        if n < 4:
+            return place
+        swapped = builder.lshr(place, I64(1))  # QUAD: the two bits in turn
+        return builder.or_(swapped, builder.shl(builder.and_(place, I64(1)), I64(1)))
+
+    return types.int64(types.int64, width), emit
 
 
 @intrinsic(prefer_literal=True)

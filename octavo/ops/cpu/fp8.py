@@ -1,0 +1,143 @@
+"""e4m3 codes and fp16 scales as vectors: see :mod:`octavo.ops.fp8` for what they mean.
+
+A code's bits, moved to where an fp32 or bf16 keeps its lowest exponent bits, are a number too small
+by 2^120 and exact, the codes below the smallest power (2^-6) being subnormal numbers. So reading
+costs a shift or two and a mask. Half of the factor is made up for before codes are multiplied,
+half after, so that no product leaves the range: ``LIFT``. Only instructions for bf16 take subnormal
+numbers, that is codes below 2^-6, as zeros.
+"""
+
+from __future__ import annotations
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from octavo.ops.cpu.simd import F32, I16, I32, Lanes, literals
+from octavo.ops.fp8 import LARGEST_CODE, LARGEST_SCALE, SMALLEST_SCALE
+
+LIFT = 2.0**60
+QUAD = (0, 2, 1, 3)  # where the i-th of 4 neighbours lies: even bytes are a pair, odd ones another
+
+_HALF_EXPONENT = 112 << 23  # between the biases of fp16 and fp32, in place
+_HALF_NAN = 0x7E00
+
+
+def code_parts(v: Lanes, quads: ir.Value) -> tuple[ir.Value, ...]:
+    """The 4 neighbours of each int32 as fp32, times 2^-120."""
+    b = v.b
+
+    def part(byte: int) -> ir.Value:
+        top = b.shl(quads, v.bits(24 - 8 * byte))
+        return b.bitcast(b.and_(b.ashr(top, v.bits(4)), v.bits(0x87F00000)), v.f32)
+
+    return tuple(part(byte) for byte in QUAD)
+
+
+def code_pairs(v: Lanes, quads: ir.Value) -> tuple[ir.Value, ...]:
+    """The same as 2 pairs of bf16."""
+    b, kind = v.b, ir.VectorType(I16, 2 * v.n)
+
+    def short(value: int) -> ir.Value:
+        return ir.Constant(kind, [value] * 2 * v.n)
+
+    def pair(high: ir.Value) -> ir.Value:
+        return b.bitcast(b.and_(b.ashr(high, short(4)), short(0x87F0)), v.i32)
+
+    shorts = b.bitcast(quads, kind)
+    return pair(b.shl(shorts, short(8))), pair(shorts)
+
+
+def scale_numbers(v: Lanes, halves: ir.Value) -> ir.Value:
+    """fp16 above zero, as int16, to fp32."""
+    b, wide = v.b, v.b.zext(halves, v.i32)
+    normal = b.bitcast(b.add(b.shl(wide, v.bits(13)), v.bits(_HALF_EXPONENT)), v.f32)
+    small = b.fmul(b.sitofp(wide, v.f32), v.number(2.0**-24))
+    number = b.select(b.icmp_unsigned("<", wide, v.bits(0x400)), small, normal)
+    return b.select(b.icmp_unsigned(">", wide, v.bits(0x7BFF)), v.number(float("nan")), number)
+
+
+def _scale_bits(v: Lanes, largest: ir.Value) -> ir.Value:
+    """The fp16 scale, as int32, of numbers whose largest magnitude has these int32 bits; scalar."""
+    b = v.b
+    exact = b.fdiv(b.bitcast(largest, v.f32), v.number(LARGEST_CODE))
+    exact = v.maximum(exact, v.number(SMALLEST_SCALE))
+    exact = b.select(
+        b.fcmp_ordered("<", exact, v.number(LARGEST_SCALE)), exact, v.number(LARGEST_SCALE)
+    )
+    bits = b.add(b.bitcast(exact, v.i32), v.bits(0x1FFF))
+    normal = b.lshr(b.sub(bits, v.bits(_HALF_EXPONENT)), v.bits(13))
+    units = b.fmul(exact, v.number(2.0**24))
+    whole = b.fptosi(units, v.i32)
+    more = b.zext(b.fcmp_ordered("<", b.sitofp(whole, v.f32), units), v.i32)
+    is_small = b.fcmp_ordered("<", exact, v.number(2.0**-14))
+    half = b.select(is_small, b.add(whole, more), normal)
+    is_nan = b.icmp_unsigned(">", largest, v.bits(0x7F800000))
+    return b.select(is_nan, v.bits(_HALF_NAN), half)
+
+
+def _codes(v: Lanes, x: ir.Value) -> ir.Value:
+    """fp32 to the nearest e4m3 codes as int32, ties to even, saturating."""
+    b = v.b
+    bits = b.bitcast(x, v.i32)
+    magnitude = b.bitcast(b.and_(bits, v.bits(0x7FFFFFFF)), v.f32)
+    most = v.number(LARGEST_CODE)
+    magnitude = b.select(b.fcmp_ordered(">", magnitude, most), most, magnitude)
+    own = b.bitcast(magnitude, v.i32)
+    odd = b.and_(b.lshr(own, v.bits(20)), v.bits(1))
+    rounded = b.lshr(b.add(own, b.add(odd, v.bits(0x7FFFF))), v.bits(20))
+    normal = b.sub(rounded, v.bits(120 << 3))
+    shift = v.number(16384.0)  # units of 2^-9 in its low bits
+    small = b.sub(b.bitcast(b.fadd(magnitude, shift), v.i32), b.bitcast(shift, v.i32))
+    code = b.select(b.fcmp_ordered("<", magnitude, v.number(2.0**-6)), small, normal)
+    return b.or_(code, b.and_(b.lshr(bits, v.bits(24)), v.bits(0x80)))
+
+
+@intrinsic(prefer_literal=True)
+def quantize_row(typing, row, codes, scale, dim, lanes, quads):
+    """codes [dim] bytes and one fp16 scale of an fp32 row [dim]; ``quads``: in the order of QUAD,
+    for which lanes must be a multiple of 4."""
+    D, n, in_quads = literals(dim, lanes, quads)
+    order = [4 * (i // 4) + QUAD.index(i % 4) for i in range(n)]
+
+    def emit(context, builder, signature, args):
+        row, codes, scale = args[:3]
+        v, one = Lanes(builder, n), Lanes(builder, 1)
+        values = [v.load(row, first * 4) for first in range(0, D, n)]
+        largest = v.bits(0)
+        for value in values:  # as integers, where a NaN is larger than all numbers
+            bits = builder.and_(builder.bitcast(value, v.i32), v.bits(0x7FFFFFFF))
+            bigger = builder.icmp_unsigned(">", bits, largest)
+            largest = builder.select(bigger, bits, largest)
+        if n > 1:
+            name, kind = f"llvm.vector.reduce.umax.v{n}i32", ir.FunctionType(I32, [v.i32])
+            reduce = cgutils.get_or_insert_function(builder.module, kind, name)
+            largest = builder.call(reduce, [largest])
+        half = builder.trunc(_scale_bits(one, largest), I16)
+        one.store(half, scale, 0)
+        inverse = v.splat(builder.fdiv(F32(1.0), scale_numbers(one, half)))
+        for index, value in enumerate(values):
+            found = builder.trunc(_codes(v, builder.fmul(value, inverse)), v.i8)
+            if in_quads:
+                found = builder.shuffle_vector(found, found, ir.Constant(v.i32, order))
+            v.store(found, codes, index * n)
+        return context.get_dummy_value()
+
+    return types.void(row, codes, scale, dim, lanes, quads), emit
+
+
+@intrinsic(prefer_literal=True)
+def read_scales(typing, halves, numbers, tokens, lanes):
+    """numbers [tokens] fp32 = LIFT · halves [tokens] fp16."""
+    P, n = literals(tokens, lanes)
+
+    def emit(context, builder, signature, args):
+        halves, numbers = args[:2]
+        v = Lanes(builder, n)
+        for first in range(0, P, n):
+            number = scale_numbers(v, v.load(halves, 2 * first, v.i16))
+            v.store(builder.fmul(number, v.number(LIFT)), numbers, 4 * first)
+        return context.get_dummy_value()
+
+    return types.void(halves, numbers, tokens, lanes), emit
