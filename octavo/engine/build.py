@@ -11,12 +11,11 @@ import torch
 from octavo.config.resolve import Config
 from octavo.core.capacity import cache_layout
 from octavo.core.groups import layer_groups
-from octavo.core.pages import PagePool
-from octavo.core.scheduler import Scheduler
 from octavo.distributed.comm import SingleCommunicator
 from octavo.distributed.executor import LocalExecutor
 from octavo.engine.client import EngineInfo
 from octavo.engine.loop import EngineLoop
+from octavo.engine.scheduling import build_scheduler, describe_scheduling
 from octavo.engine.startup import read_checkpoint
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
@@ -29,6 +28,7 @@ from octavo.runner.kv import allocate_kv
 from octavo.runner.runner import Runner
 from octavo.runner.sampler import Sampler
 from octavo.runner.slots import Slots
+from octavo.runner.swap import HostPages
 from octavo.runner.warmup import warm_up
 from octavo.weights.checkpoint import Checkpoint
 from octavo.weights.loader import WeightSlot
@@ -49,15 +49,11 @@ def build_engine(config: Config, progress: Progress | None = None) -> tuple[Engi
     progress = progress or (lambda stage, share: None)
     start = time.perf_counter()
     checkpoint = read_checkpoint(config)
-    runner, notes = _runner(config, checkpoint, progress)
+    runner, page_seconds, notes = _runner(config, checkpoint, progress)
     layout = cache_layout(checkpoint.spec, config.kv_cache_dtype, config.block_size)
-    scheduler = Scheduler(
-        pool=PagePool(config.num_pages, config.block_size, layout.blocks),
-        max_num_seqs=config.max_num_seqs,
-        max_num_batched_tokens=config.max_num_batched_tokens,
-        max_model_len=config.max_model_len,
-        prefix_caching=config.enable_prefix_caching,
-    )
+    scheduler = build_scheduler(config, layout, page_seconds)
+    notes["scheduling"] = describe_scheduling(config, page_seconds)
+    log.info("Scheduling: %s", notes["scheduling"])
     info = EngineInfo(
         max_model_len=config.max_model_len,
         num_pages=config.num_pages,
@@ -75,7 +71,8 @@ def build_engine(config: Config, progress: Progress | None = None) -> tuple[Engi
 
 def _runner(
     config: Config, checkpoint: Checkpoint, progress: Progress
-) -> tuple[Runner, dict[str, str]]:
+) -> tuple[Runner, float, dict[str, str]]:
+    """The runner, warm; seconds that a page takes to the host; what was chosen."""
     spec = checkpoint.spec
     device, dtype = torch.device(config.device), DTYPES[config.dtype]
     kv_dtype = DTYPES[config.kv_cache_dtype]
@@ -112,8 +109,15 @@ def _runner(
     kernels = f"{ops.describe()}; sampling {sampling_ops.name}"
     log.info("Device: %s, %s; %s", config.device, config.dtype, kernels)
     windows = [group.window for group in groups]
+    host_pages = HostPages(kv, config.num_host_pages, ops) if config.num_host_pages else None
     runner = Runner(
-        model, sampler, kv, windows, slots, prompt_logprobs_chunk=config.prompt_logprobs_chunk
+        model,
+        sampler,
+        kv,
+        windows,
+        slots,
+        host_pages=host_pages,
+        prompt_logprobs_chunk=config.prompt_logprobs_chunk,
     )
     warm_kernels(
         ops,
@@ -131,7 +135,8 @@ def _runner(
         progress=progress,
     )
     log.info("Warm-up took %.1f s", seconds)
-    return runner, {"kernels": kernels, "weights": weights}
+    page_seconds = 0.0 if host_pages is None else host_pages.measure()
+    return runner, page_seconds, {"kernels": kernels, "weights": weights}
 
 
 def _load(model: Decoder, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress) -> str:
