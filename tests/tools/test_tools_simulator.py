@@ -48,7 +48,9 @@ def test_gaps_are_those_of_a_plain_record_of_every_token() -> None:
 
     def recording(result, now):
         news = apply(result, now)
-        for delta in news:
+        for request_id in news.request_ids:
+            times[request_id].append(now)
+        for delta in news.deltas:
             times.setdefault(delta.id, []).extend([now] * len(delta.ids))
         return news
 

@@ -60,6 +60,9 @@ class Ledger:
         self._pauses: list[tuple[int, int]] = []
         self._columns = _Columns()
         self._num_running = 0
+        self._slot = [NEVER] * count  # where each request runs, or ran last
+        self._oldest = 0  # the first request that has not ended
+        self._num_stalls = 0
         self.recomputed_tokens = 0
         self.num_ended = 0
 
@@ -69,6 +72,7 @@ class Ledger:
         for join in plan.joins:
             self._join(join)
         num_tokens = sum(counts)
+        self._watch_oldest(slots)
         if self._catching_up:
             self._catch_up(plan)
         sampled, ends = slots, starts
@@ -124,6 +128,7 @@ class Ledger:
             last_step=np.array(self._last_step, np.int64),
             preemptions=np.maximum(np.array(self._lives, np.int64) - 1, 0),
             recomputed_tokens=self.recomputed_tokens,
+            num_stalls=self._num_stalls,
             num_usable=num_usable,
             pauses=np.array(self._pauses, np.int64).reshape(-1, 2),
         )
@@ -136,7 +141,7 @@ class Ledger:
             self._hush({slot})
             self._speaking.discard(slot)
             self._sampled = None
-        self._owner[slot] = request
+        self._owner[slot], self._slot[request] = request, slot
         self._end[slot] = self._last[request]
         known, prompt_len = len(join.tokens), self._prompt_len[request]
         self._known[slot] = known - 1 if known > prompt_len else self._prefilled[request]
@@ -144,6 +149,13 @@ class Ledger:
         self._lives[request] += 1
         if self._first_join[request] == NEVER:
             self._first_join[request] = len(self._columns.sampled)
+
+    def _watch_oldest(self, slots: list[int]) -> None:
+        while self._finish[self._oldest]:
+            self._oldest += 1
+        slot = self._slot[self._oldest]
+        if slot not in slots or self._owner[slot] != self._oldest:
+            self._num_stalls += 1
 
     def _catch_up(self, plan: StepPlan) -> None:
         """Rows of requests that have joined and not spoken since: is what they compute new?"""

@@ -57,6 +57,7 @@ class Outcome:
     last_step: Ints
     preemptions: Ints
     recomputed_tokens: int
+    num_stalls: int  # steps in which the oldest request that had not ended computed nothing
     num_usable: int  # pages of the pool
     pauses: Ints  # [n, 2]
 

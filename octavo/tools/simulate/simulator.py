@@ -42,6 +42,7 @@ class Simulator:
                 num_submitted += 1
                 if delta is not None:
                     _note_ends(ledger, [delta])
+            _note_ends(ledger, scheduler.expire(now))
             plan = scheduler.plan(now)
             if plan.is_empty:
                 if num_submitted < len(arrivals):
