@@ -38,17 +38,24 @@ _LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_GEMMA3_NAMES = {
+    **_LAYER_NAMES,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _IGNORED = {"rope_freqs.weight"}  # part of the RopeSpec
 _PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
-def hf_name(name: str) -> str:
+def hf_name(name: str, arch: str = "llama") -> str:
     """``blk.3.attn_q.weight`` → ``model.layers.3.self_attn.q_proj.weight``; unknown: unchanged."""
+    parts = _GEMMA3_NAMES if arch == "gemma3" else _LAYER_NAMES
     stem, _, suffix = name.rpartition(".")
     if match := re.fullmatch(r"blk\.(\d+)\.(\w+)", stem):
         layer, part = match.groups()
-        if part in _LAYER_NAMES:
-            return f"model.layers.{layer}.{_LAYER_NAMES[part]}.{suffix}"
+        if part in parts:
+            return f"model.layers.{layer}.{parts[part]}.{suffix}"
     return f"{_NAMES[stem]}.{suffix}" if stem in _NAMES else name
 
 
@@ -58,9 +65,13 @@ class GgufSource:
     def __init__(self, header: GgufHeader, num_heads: int, num_kv_heads: int) -> None:
         self._header = header
         self._heads = {"attn_q": num_heads, "attn_k": num_kv_heads}
-        if header.metadata.get("general.architecture") != "llama":
+        arch = str(header.metadata.get("general.architecture"))
+        if arch != "llama":
             self._heads = {}  # only Llama's rows are stored in interleaved order
-        self._infos = {hf_name(n): (n, i) for n, i in header.tensors.items() if n not in _IGNORED}
+        self._norm_offset = 1.0 if arch == "gemma3" else 0.0  # added to norms in the file
+        self._infos = {
+            hf_name(n, arch): (n, i) for n, i in header.tensors.items() if n not in _IGNORED
+        }
         self.shapes = {name: info.shape for name, (_, info) in self._infos.items()}
 
     def file_of(self, name: str) -> Path:
@@ -75,7 +86,10 @@ class GgufSource:
             heads = self._heads.get(own_name.rpartition(".")[0].rpartition(".")[2])
             if heads is not None:
                 raw = self._half_split(own_name, raw, info, heads)
-            yield name, self._unpack(own_name, raw, info, dtype or torch.float32)
+            tensor = self._unpack(own_name, raw, info, dtype or torch.float32)
+            if self._norm_offset and own_name.endswith("norm.weight"):
+                tensor = tensor - self._norm_offset
+            yield name, tensor
 
     def _half_split(self, name: str, raw: Tensor, info: TensorInfo, heads: int) -> Tensor:
         """Rows from interleaved rotary order (0, D/2, 1, D/2 + 1, …) back to 0, 1, 2, …

@@ -64,7 +64,10 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",  # Mistral too
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
+
+_GEMMA3_27B_LAYERS = 62
 
 # Llama 3.1's rope scaling reaches GGUF only as a table of divisors; these are its constants.
 _LLAMA3 = {
@@ -173,6 +176,7 @@ def config_from_gguf(header: GgufHeader) -> dict[str, Any]:
     num_heads = meta.integer(f"{arch}.attention.head_count")
     hidden_size = meta.integer(f"{arch}.embedding_length")
     head_dim = meta.integer(f"{arch}.attention.key_length", max(1, hidden_size // num_heads))
+    rope = _rope(header, meta, arch, head_dim)
     biased = "blk.0.attn_q.bias" in header.tensors
     return {
         "architectures": [ARCHITECTURES[arch]],
@@ -185,13 +189,13 @@ def config_from_gguf(header: GgufHeader) -> dict[str, Any]:
         "vocab_size": _vocab_size(header),
         "max_position_embeddings": meta.integer(f"{arch}.context_length"),
         "rms_norm_eps": meta.number(f"{arch}.attention.layer_norm_rms_epsilon"),
-        "rope_parameters": _rope(header, meta, arch, head_dim),
+        "rope_parameters": rope,
         "tie_word_embeddings": "output.weight" not in header.tensors,
         "attention_bias": biased and arch != "qwen2",
         "dtype": _dtype(header),
         "bos_token_id": meta.optional_integer("tokenizer.ggml.bos_token_id", low=0),
         "eos_token_id": _eos_ids(meta),
-        **_window(meta, arch),
+        **(_gemma3(meta, rope) if arch == "gemma3" else _window(meta, arch)),
     }
 
 
@@ -216,6 +220,28 @@ def _window(meta: Reader, arch: str) -> dict[str, Any]:
     if arch == "llama":
         raise meta.error(f"{arch}.attention.sliding_window", "is not supported")
     return {"use_sliding_window": True, "sliding_window": window, "max_window_layers": 0}
+
+
+def _gemma3(meta: Reader, rope: dict[str, Any]) -> dict[str, Any]:
+    """The keys in which Gemma 3 differs. Files say neither the local RoPE base (newer ones do) nor
+    the query scalar: it is the head size, but for 27B."""
+    config = {
+        "rope_parameters": {
+            "full_attention": rope,
+            "sliding_attention": {
+                "rope_type": "default",
+                "rope_theta": meta.number("gemma3.rope.freq_base_swa", 10_000.0),
+            },
+        },
+        "sliding_window": meta.integer("gemma3.attention.sliding_window"),
+        "query_pre_attn_scalar": meta.integer("gemma3.attention.key_length"),
+        "final_logit_softcapping": meta.values.get("gemma3.final_logit_softcapping"),
+        "attn_logit_softcapping": meta.values.get("gemma3.attn_logit_softcapping"),
+    }
+    if meta.integer("gemma3.block_count") == _GEMMA3_27B_LAYERS:
+        hidden_size = meta.integer("gemma3.embedding_length")
+        config["query_pre_attn_scalar"] = hidden_size // meta.integer("gemma3.attention.head_count")
+    return config
 
 
 def _dtype(header: GgufHeader) -> str:

@@ -28,20 +28,27 @@ def rope_spec(config: Reader, head_dim: int, max_position: int) -> tuple[RopeSpe
     if any(isinstance(value, dict) for value in rope.values.values()):
         raise rope.error("full_attention", "(settings by layer type) is not supported")
     _refuse_partial(config)
+    spec = rope_of(rope, head_dim, theta, max_position)
+    if spec.kind in ("linear", "dynamic", "yarn"):
+        return spec, int(spec.original_max_position * spec.factor)
+    return spec, max_position
+
+
+def rope_of(rope: Reader, head_dim: int, theta: float, trained: int) -> RopeSpec:
+    """One set of settings of a model trained at ``trained`` positions (yarn's and llama3's say
+    themselves)."""
     _refuse_partial(rope)
     kind = rope.text("rope_type", rope.text("type", "default"))
     match kind:
         case "default":
-            return RopeSpec(theta, head_dim), max_position
+            return RopeSpec(theta, head_dim)
         case "linear" | "dynamic":
             factor = _factor(rope)
-            stretched = RopeSpec(theta, head_dim, kind, factor, original_max_position=max_position)
-            return stretched, int(max_position * factor)
+            return RopeSpec(theta, head_dim, kind, factor, original_max_position=trained)
         case "yarn":
-            yarn = _yarn(rope, theta, head_dim)
-            return yarn, int(yarn.original_max_position * yarn.factor)
+            return _yarn(rope, theta, head_dim)
         case "llama3":
-            return _llama3(rope, theta, head_dim), max_position
+            return _llama3(rope, theta, head_dim)
     raise rope.error("rope_type", f"must be one of {', '.join(KINDS)}, not {kind!r}")
 
 

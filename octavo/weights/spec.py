@@ -7,6 +7,8 @@ from typing import Any
 
 from octavo.core.errors import StartupError
 from octavo.core.spec import LayerSpec, ModelSpec
+from octavo.weights.gemma import GEMMA3, gemma3_fields
+from octavo.weights.layers import typed_layers
 from octavo.weights.reader import Reader
 from octavo.weights.rope import override_rope, rope_spec
 
@@ -15,10 +17,12 @@ FAMILIES = {
     "MistralForCausalLM": "mistral",
     "Qwen2ForCausalLM": "qwen2",
     "Qwen3ForCausalLM": "qwen3",
+    "Gemma3ForCausalLM": GEMMA3,
 }
+_WITH_VISION = ("Gemma3ForConditionalGeneration", "gemma3")  # as architecture, as model_type
 DTYPES = ("float32", "float16", "bfloat16")
 MAX_LAYERS = 10_000
-QWEN3_HEAD_DIM = 128  # where a Qwen3 config does not say; the others divide
+HEAD_DIMS = {"qwen3": 128, GEMMA3: 256}  # where a config does not say; the others divide
 MISTRAL_WINDOW = 4096  # where a Mistral config does not say; null means none
 QWEN_MAX_WINDOW_LAYERS = 28
 
@@ -49,34 +53,46 @@ def spec_from_config(
             f"must divide the {num_heads} attention heads, not be {num_kv_heads}",
         )
     head_dim = _head_dim(reader, family, hidden_size, num_heads)
-    trained = reader.integer("max_position_embeddings")
-    rope, max_position = rope_spec(reader, head_dim, trained)
+    num_layers = reader.integer("num_hidden_layers", high=MAX_LAYERS)
     bos_id, eos_ids = _ends(reader, Reader(generation_config or {}, "generation_config.json"))
-    biased = family in ("llama", "qwen3") and reader.boolean("attention_bias", False)
+    biased = family in ("llama", "qwen3", GEMMA3) and reader.boolean("attention_bias", False)
     return ModelSpec(
         family=family,
         architecture=architecture,
-        num_layers=reader.integer("num_hidden_layers", high=MAX_LAYERS),
+        num_layers=num_layers,
         hidden_size=hidden_size,
         intermediate_size=reader.integer("intermediate_size"),
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
         head_dim=head_dim,
         vocab_size=reader.integer("vocab_size"),
-        max_position=max_position,
         norm_eps=reader.number("rms_norm_eps", 1e-6),
-        rope=rope,
-        layers=_layers(reader, family, max_position),
-        tie_embeddings=reader.boolean("tie_word_embeddings", False),
+        tie_embeddings=reader.boolean("tie_word_embeddings", family == GEMMA3),
         qkv_bias=family == "qwen2" or biased,
         o_bias=biased,
         mlp_bias=family == "llama" and reader.boolean("mlp_bias", False),
-        qk_norm=family == "qwen3",
-        activation=_activation(reader),
         dtype=_dtype(reader),
         bos_id=bos_id,
         eos_ids=eos_ids,
+        **(
+            gemma3_fields(reader, head_dim, num_layers)
+            if family == GEMMA3
+            else _llama_fields(reader, family, head_dim, num_layers)
+        ),
     )
+
+
+def _llama_fields(config: Reader, family: str, head_dim: int, count: int) -> dict[str, Any]:
+    """What the families other than Gemma say in the same words."""
+    trained = config.integer("max_position_embeddings")
+    rope, max_position = rope_spec(config, head_dim, trained)
+    return {
+        "rope": rope,
+        "max_position": max_position,
+        "layers": _layers(config, family, count, max_position),
+        "activation": _activation(config),
+        "qk_norm": family == "qwen3",
+    }
 
 
 def _family(config: Reader) -> tuple[str, str]:
@@ -89,6 +105,11 @@ def _family(config: Reader) -> tuple[str, str]:
     for name in names:
         if name in FAMILIES:
             return name, FAMILIES[name]
+        if name in _WITH_VISION:
+            raise StartupError(
+                f"{config.file}: {name} has a vision tower, which is not supported; serve its "
+                "text part as a GGUF file or as Gemma3ForCausalLM."
+            )
     raise StartupError(
         f"{config.file}: {', '.join(names)} is not supported; "
         f"supported architectures are {', '.join(FAMILIES)}."
@@ -103,7 +124,7 @@ def _refuse_quantised(config: Reader) -> None:
 
 
 def _head_dim(config: Reader, family: str, hidden_size: int, num_heads: int) -> int:
-    default = QWEN3_HEAD_DIM if family == "qwen3" else None
+    default = HEAD_DIMS.get(family)
     if default is None and not config.has("head_dim"):
         if hidden_size % num_heads:
             raise config.error(
@@ -116,16 +137,15 @@ def _head_dim(config: Reader, family: str, hidden_size: int, num_heads: int) -> 
     return head_dim
 
 
-def _layers(config: Reader, family: str, max_position: int) -> tuple[LayerSpec, ...]:
+def _layers(config: Reader, family: str, count: int, max_position: int) -> tuple[LayerSpec, ...]:
     """A window of at least the whole context is full attention by another name."""
     full = LayerSpec()
     window = _window(config, family)
     sliding = LayerSpec("sliding", window=window) if 0 < window < max_position else full
-    count = config.integer("num_hidden_layers", high=MAX_LAYERS)
     if family == "llama":
         return (full,) * count
     if config.has("layer_types"):
-        return _typed_layers(config, count, {"full_attention": full, "sliding_attention": sliding})
+        return typed_layers(config, count, {"full_attention": full, "sliding_attention": sliding})
     if family == "mistral":
         return (sliding,) * count
     first = min(config.integer("max_window_layers", QWEN_MAX_WINDOW_LAYERS, low=0), count)
@@ -139,18 +159,6 @@ def _window(config: Reader, family: str) -> int:
     if family == "mistral" and "sliding_window" not in config.values:
         return MISTRAL_WINDOW
     return config.optional_integer("sliding_window") or 0
-
-
-def _typed_layers(
-    config: Reader, count: int, kinds: Mapping[str, LayerSpec]
-) -> tuple[LayerSpec, ...]:
-    names = config.texts("layer_types")
-    if len(names) != count:
-        raise config.error("layer_types", f"must name {count} layers, not {len(names)}")
-    for name in names:
-        if name not in kinds:
-            raise config.error("layer_types", f"may hold {', '.join(kinds)}, not {name!r}")
-    return tuple(kinds[name] for name in names)
 
 
 def _activation(config: Reader) -> str:

@@ -19,6 +19,16 @@ ARCHITECTURES = {
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
+OWN_KEYS: dict[str, dict[str, Any]] = {
+    "mistral": {"sliding_window": None},
+    "gemma3_text": {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 16,
+        "sliding_window": 24,
+        "sliding_window_pattern": 2,
+    },
 }
 EMBEDDING_STD = 0.25
 
@@ -33,7 +43,7 @@ def tiny_config(
     dtype: str = "float32",
     **config: Any,
 ) -> dict[str, Any]:
-    """A ``config.json``; further keywords are its keys. ``tie`` None: Qwen's are tied."""
+    """A ``config.json``; further keywords are its keys. ``tie`` None: Qwen's and Gemma's are."""
     return {
         "architectures": [ARCHITECTURES[family]],
         "model_type": family,
@@ -48,11 +58,11 @@ def tiny_config(
         "rms_norm_eps": 1e-5,
         "rope_theta": 10_000.0,
         "hidden_act": "silu",
-        "tie_word_embeddings": family.startswith("qwen") if tie is None else tie,
+        "tie_word_embeddings": family.startswith(("qwen", "gemma")) if tie is None else tie,
         "torch_dtype": dtype,
         "bos_token_id": 1,
         "eos_token_id": 2,
-        **({"sliding_window": None} if family == "mistral" else {}),
+        **OWN_KEYS.get(family, {}),
         **config,
     }
 
@@ -127,7 +137,10 @@ def tiny_shapes(config: dict[str, Any]) -> dict[str, tuple[int, ...]]:
             layer[f"self_attn.{letter}_proj.weight"] = shape
             if biased or (family == "qwen2" and letter != "o"):
                 layer[f"self_attn.{letter}_proj.bias"] = shape[:1]
-        if family == "qwen3":
+        if family == "gemma3_text":
+            layer["pre_feedforward_layernorm.weight"] = (hidden,)
+            layer["post_feedforward_layernorm.weight"] = (hidden,)
+        if family in ("qwen3", "gemma3_text"):
             layer["self_attn.q_norm.weight"] = layer["self_attn.k_norm.weight"] = (
                 config["head_dim"],
             )
@@ -144,16 +157,19 @@ def tiny_tensors(config: dict[str, Any], seed: int = 0) -> dict[str, Tensor]:
     """Random weights of ``config`` in its dtype, the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     dtype = getattr(torch, config["torch_dtype"])
+    mean = 0.0 if config["model_type"] == "gemma3_text" else 1.0
     return {
-        name: _random(name, shape, generator).to(dtype)
+        name: _random(name, shape, generator, mean).to(dtype)
         for name, shape in tiny_shapes(config).items()
     }
 
 
-def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+def _random(
+    name: str, shape: tuple[int, ...], generator: torch.Generator, norm_mean: float
+) -> Tensor:
     draws = torch.randn(shape, generator=generator)
     if name.endswith("norm.weight"):
-        return 1 + 0.1 * draws
+        return norm_mean + 0.1 * draws
     if name.endswith("bias"):
         return 0.2 * draws
     if name in ("model.embed_tokens.weight", "lm_head.weight"):
@@ -172,7 +188,9 @@ def make_tiny_gguf(
     import gguf
 
     values = tiny_config(family, **config)
-    arch = "llama" if family == "mistral" else family
+    arch = {"mistral": "llama", "gemma3_text": "gemma3"}.get(family, family)
+    offset = 1.0 if arch == "gemma3" else 0.0  # the format's, of norms
+    parts = _GEMMA3_PARTS if arch == "gemma3" else _GGUF_PARTS
     writer = gguf.GGUFWriter(str(path), arch)
     writer.add_block_count(values["num_hidden_layers"])
     writer.add_vocab_size(values["vocab_size"])
@@ -187,15 +205,18 @@ def make_tiny_gguf(
     writer.add_rope_freq_base(values["rope_theta"])
     writer.add_bos_token_id(values["bos_token_id"])
     writer.add_eos_token_id(values["eos_token_id"])
+    if arch == "gemma3":
+        writer.add_sliding_window(values["sliding_window"])
     kind = gguf.GGMLQuantizationType[quant]
     expected: dict[str, Tensor] = {}
     for name, tensor in tiny_tensors(values, seed).items():
         data = _interleave(name, tensor, values) if arch == "llama" else tensor
         plain = gguf.GGMLQuantizationType.F32
         own = plain if tensor.dim() == 1 else kind
-        packed = gguf.quants.quantize(data.float().numpy(), own)
-        writer.add_tensor(_gguf_name(name), packed, raw_dtype=own)
-        restored = torch.from_numpy(gguf.quants.dequantize(packed, own).copy())
+        added = offset if name.endswith("norm.weight") else 0.0
+        packed = gguf.quants.quantize(data.float().numpy() + added, own)
+        writer.add_tensor(_gguf_name(name, parts), packed, raw_dtype=own)
+        restored = torch.from_numpy(gguf.quants.dequantize(packed, own).copy()) - added
         expected[name] = _deinterleave(name, restored, values) if arch == "llama" else restored
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -217,15 +238,21 @@ _GGUF_PARTS = {
     "mlp.up_proj": "ffn_up",
     "mlp.down_proj": "ffn_down",
 }
+_GEMMA3_PARTS = {
+    **_GGUF_PARTS,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
 _GGUF_TOP = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 
 
-def _gguf_name(name: str) -> str:
+def _gguf_name(name: str, parts: dict[str, str]) -> str:
     stem, _, suffix = name.rpartition(".")
     if stem in _GGUF_TOP:
         return f"{_GGUF_TOP[stem]}.{suffix}"
     _, _, number, part = stem.split(".", 3)
-    return f"blk.{number}.{_GGUF_PARTS[part]}.{suffix}"
+    return f"blk.{number}.{parts[part]}.{suffix}"
 
 
 def _heads(name: str, config: dict[str, Any]) -> int:

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from octavo.core.errors import StartupError
-from octavo.core.spec import LayerSpec
+from octavo.core.spec import LayerSpec, RopeSpec
 from octavo.weights.checkpoint import open_checkpoint
 from octavo.weights.gguf import CHUNK_BLOCKS, GgufSource, hf_name
 from octavo.weights.gguf_header import (
@@ -126,7 +126,7 @@ def test_many_chunks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("quant", ["F32", "F16", "BF16", "Q8_0", "Q4_1", "Q5_0"])
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3_text"])
 def test_tensors_under_their_names(tmp_path: Path, family: str, quant: str) -> None:
     expected = make_tiny_gguf(tmp_path / "m.gguf", family, quant=quant)
     tensors = dict(open_checkpoint(tmp_path / "m.gguf").tensors())
@@ -208,6 +208,34 @@ def test_window_of_a_qwen(tmp_path: Path) -> None:
     assert spec_from_config(config).layers == (LayerSpec("sliding", window=64),) * 2
 
 
+@pytest.mark.parametrize(("layers", "scalar"), [(18, 256), (62, 168)], ids=["270m", "27b"])
+def test_what_a_gemma_file_leaves_unsaid(tmp_path: Path, layers: int, scalar: int) -> None:
+    """The local RoPE base, the pattern of sliding layers and the query scalar."""
+    heads = {"hidden_size": 336, "num_attention_heads": 2, "head_dim": 256}
+    make_tiny_gguf(tmp_path / "m.gguf", "gemma3_text", rope_theta=1e6, **heads)
+    header = read_header(tmp_path / "m.gguf")
+    meta = {**header.metadata, "gemma3.block_count": layers}
+    meta |= {"gemma3.rope.scaling.type": "linear", "gemma3.rope.scaling.factor": 8.0}
+    spec = spec_from_config(config_from_gguf(GgufHeader(header.path, meta, header.tensors)))
+    assert [i for i, layer in enumerate(spec.layers) if layer.mixer == "full"] == (
+        list(range(5, layers, 6))
+    )
+    assert spec.layers[0].window == 24
+    assert spec.attention_scale == scalar**-0.5
+    assert spec.local_rope == RopeSpec(10_000.0, 256)
+    assert (spec.rope.theta, spec.rope.kind, spec.rope.factor) == (1e6, "linear", 8.0)
+    assert spec.max_position == 512
+
+
+def test_soft_caps_in_a_file_are_refused(tmp_path: Path) -> None:
+    make_tiny_gguf(tmp_path / "m.gguf", "gemma3_text")
+    header = read_header(tmp_path / "m.gguf")
+    meta = {**header.metadata, "gemma3.final_logit_softcapping": 30.0}
+    config = config_from_gguf(GgufHeader(header.path, meta, header.tensors))
+    with pytest.raises(StartupError, match="final_logit_softcapping of logits is not supported"):
+        spec_from_config(config)
+
+
 def test_unknown_names_are_kept() -> None:
     assert hf_name("blk.3.attn_q.weight") == "model.layers.3.self_attn.q_proj.weight"
     assert hf_name("blk.3.ffn_gate_exps.weight") == "blk.3.ffn_gate_exps.weight"
@@ -218,7 +246,7 @@ def test_unknown_names_are_kept() -> None:
 
 
 CHANGES: list[tuple[dict[str, Any], list[str]]] = [
-    ({"general__architecture": "gpt2"}, ["gpt2", "llama, qwen2, qwen3"]),
+    ({"general__architecture": "gpt2"}, ["gpt2", "llama, qwen2, qwen3, gemma3"]),
     ({"arch__expert_count": 8}, ["llama with experts"]),
     ({"arch__block_count": None}, ["llama.block_count is missing"]),
     ({"arch__context_length": "long"}, ["llama.context_length", "'long'"]),
@@ -299,9 +327,10 @@ def transformers_model(path: Path) -> Any:
     )
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3_text"])
 def test_tensors_are_those_of_transformers(tmp_path: Path, family: str) -> None:
-    head = {"head_dim": 128} if family == "qwen3" else {}  # transformers takes no other
+    heads = {"qwen3": 128, "gemma3_text": 256}  # transformers takes no other
+    head = {"head_dim": heads[family]} if family in heads else {}
     make_tiny_gguf(tmp_path / "m.gguf", family, quant="Q4_1", tie=False, **head)
     theirs = transformers_model(tmp_path / "m.gguf").state_dict()
     ours = dict(open_checkpoint(tmp_path / "m.gguf").tensors())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -45,7 +46,7 @@ VARIANTS: list[dict[str, Any]] = [
     {"num_attention_heads": 16, "num_key_value_heads": 4, "hidden_size": 2048},
     {"rope_theta": 500_000.0, "tie_word_embeddings": True},
     {"rope_scaling": {"rope_type": "linear", "factor": 2.0}},
-    {"rope_scaling": dict(YARN), "max_position_embeddings": 131072},
+    {"rope_scaling": {**YARN, "rope_type": "yarn"}, "max_position_embeddings": 131072},
     {"rope_scaling": dict(LLAMA3), "max_position_embeddings": 131072, "eos_token_id": [7, 9]},
 ]
 
@@ -58,6 +59,11 @@ def test_numbers_are_those_of_transformers(family: str, values: dict[str, Any]) 
     theirs = AutoConfig.for_model(family, **json.loads(json.dumps(values)))
     spec = spec_from_config(transformers_config(family, **json.loads(json.dumps(values))))
     rope = theirs.rope_parameters
+    if family == "gemma3_text":
+        local, rope = rope["sliding_attention"], rope["full_attention"]
+        assert spec.local_rope == RopeSpec(local["rope_theta"], spec.head_dim)
+        assert spec.attention_scale == theirs.query_pre_attn_scalar**-0.5
+        assert spec.max_position == theirs.max_position_embeddings, "scaling included"
     assert spec.family == family
     assert spec.hidden_size == theirs.hidden_size
     assert spec.num_layers == theirs.num_hidden_layers
@@ -90,7 +96,40 @@ def test_sliding_layers_are_those_of_transformers(family: str, first: int) -> No
     assert spec_from_config({**config, "layer_types": theirs}).layers == layers
 
 
-@pytest.mark.parametrize("family", ARCHITECTURES)
+@pytest.mark.parametrize("every", [1, 2, 6])
+def test_gemma_layers_are_those_of_transformers(every: int) -> None:
+    from transformers import AutoConfig
+
+    values = {"num_hidden_layers": 8, "sliding_window_pattern": every, "sliding_window": 512}
+    theirs = AutoConfig.for_model("gemma3_text", **values).layer_types
+    typed = transformers_config("gemma3_text", **values)
+    layers = spec_from_config(typed).layers
+    assert [f"{layer.mixer}_attention" for layer in layers] == theirs
+    assert {layer.window for layer in layers if layer.mixer == "sliding"} <= {512}
+    assert spec_from_config({**without(typed, "layer_types"), **values}).layers == layers
+
+
+def test_gemma_config_of_the_first_releases() -> None:
+    old = {
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 5e3,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    }
+    spec = spec_from_config(tiny_config("gemma3_text", **old))
+    assert spec.local_rope == RopeSpec(5e3, 16)
+    assert spec.rope == RopeSpec(1e6, 16, "linear", 8.0, original_max_position=512)
+    new = {
+        "full_attention": {**old["rope_scaling"], "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e3},
+    }
+    config = without(tiny_config("gemma3_text", rope_parameters=new), "rope_theta")
+    assert spec_from_config(config) == spec
+    changed = spec_from_config(config, overrides={"rope_theta": 2e6})
+    assert changed.rope.theta == 2e6
+    assert changed.local_rope == spec.local_rope
+
+
+@pytest.mark.parametrize("family", [f for f in ARCHITECTURES if f != "gemma3_text"])
 def test_old_spelling_is_the_new_one(family: str) -> None:
     old = tiny_config(family, rope_theta=77_000.0, rope_scaling=dict(YARN))
     rope = {**without(YARN, "type"), "rope_type": "yarn", "rope_theta": 77_000.0}
@@ -112,6 +151,7 @@ def test_biases_and_norms_follow_the_family() -> None:
     assert flags("qwen2") == (True, False, False, False)
     assert flags("qwen3") == (False, False, False, True)
     assert flags("qwen3", attention_bias=True) == (True, True, False, True)
+    assert flags("gemma3_text") == (False, False, False, True)
 
 
 def test_model_type_decides_without_architectures() -> None:
@@ -245,6 +285,23 @@ def test_refused(change: dict[str, Any], words: list[str]) -> None:
     assert "\n" not in message
     for word in words:
         assert word in message
+
+
+GEMMA_REFUSED = [
+    ({"architectures": ["Gemma3ForConditionalGeneration"]}, "has a vision tower"),
+    ({"architectures": None, "model_type": "gemma3"}, "has a vision tower"),
+    ({"architectures": ["Gemma2ForCausalLM"]}, "Gemma2ForCausalLM is not supported"),
+    ({"final_logit_softcapping": 30.0}, "final_logit_softcapping of logits is not supported"),
+    ({"attn_logit_softcapping": 50.0}, "attn_logit_softcapping of attention is not supported"),
+    ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+    ({"hidden_activation": "silu"}, "hidden_activation must be 'gelu_pytorch_tanh', not 'silu'"),
+]
+
+
+@pytest.mark.parametrize(("change", "words"), GEMMA_REFUSED, ids=[w for _, w in GEMMA_REFUSED])
+def test_gemmas_that_are_refused(change: dict[str, Any], words: str) -> None:
+    with pytest.raises(StartupError, match=re.escape(words)):
+        spec_from_config({**tiny_config("gemma3_text"), **change})
 
 
 def test_layer_types_are_checked() -> None:
