@@ -338,6 +338,13 @@ class Options:
     disable_log_stats: bool = option(
         False, switch(), "Logging", "No status line every 10 s under load"
     )
+    trace_file: str | None = option(
+        None,
+        text("FILE"),
+        "Logging",
+        "Append to FILE what octavo simulate needs of each step and request: lengths and times, "
+        "never text",
+    )
 
     config: str | None = option(None, text("FILE"), "File of options", "YAML file of options")
 

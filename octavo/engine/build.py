@@ -15,6 +15,7 @@ from octavo.distributed.comm import SingleCommunicator
 from octavo.distributed.executor import LocalExecutor
 from octavo.engine.client import EngineInfo
 from octavo.engine.loop import EngineLoop
+from octavo.engine.record import open_recorder
 from octavo.engine.scheduling import build_scheduler, describe_scheduling
 from octavo.engine.startup import read_checkpoint
 from octavo.models.decoder import Decoder
@@ -48,6 +49,7 @@ def build_engine(config: Config, progress: Progress | None = None) -> tuple[Engi
     """Load the model and return its engine, warm; ``progress(stage, share)`` is kept informed."""
     progress = progress or (lambda stage, share: None)
     start = time.perf_counter()
+    recorder = open_recorder(config, time.monotonic())
     checkpoint = read_checkpoint(config)
     runner, page_seconds, notes = _runner(config, checkpoint, progress)
     layout = cache_layout(checkpoint.spec, config.kv_cache_dtype, config.block_size)
@@ -66,7 +68,7 @@ def build_engine(config: Config, progress: Progress | None = None) -> tuple[Engi
         load_seconds=time.perf_counter() - start,
         notes=notes,
     )
-    return EngineLoop(scheduler, LocalExecutor(runner)), info
+    return EngineLoop(scheduler, LocalExecutor(runner), recorder=recorder), info
 
 
 def _runner(

@@ -16,6 +16,7 @@ from octavo.core.plan import AbortReason, Delta, StepOutput
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler, SchedulerStats
 from octavo.distributed.executor import Executor
+from octavo.engine.record import Recorder
 
 T = TypeVar("T")
 
@@ -32,10 +33,12 @@ class EngineLoop:
         scheduler: Scheduler,
         executor: Executor,
         clock: Callable[[], float] = time.monotonic,
+        recorder: Recorder | None = None,
     ) -> None:
         self.scheduler = scheduler
         self.executor = executor
         self._clock = clock
+        self._recorder = recorder
         self._under_way = 0
         self._torn = False  # a call is under way, or was cut short
 
@@ -45,10 +48,16 @@ class EngineLoop:
 
     def submit(self, request: Request, now: float) -> Delta | None:
         """Take a request; its last delta at once if there is nothing to compute."""
-        return self._whole(partial(self.scheduler.submit, request, now))
+        delta = self._whole(partial(self.scheduler.submit, request, now))
+        if self._recorder is not None:
+            self._recorder.submitted(request, delta, now)
+        return delta
 
     def abort(self, request_id: str, now: float, reason: AbortReason = "abort") -> Delta | None:
-        return self._whole(partial(self.scheduler.abort, request_id, now, reason=reason))
+        delta = self._whole(partial(self.scheduler.abort, request_id, now, reason=reason))
+        if self._recorder is not None and delta is not None:
+            self._recorder.applied(StepOutput(deltas=[delta]), now)
+        return delta
 
     def step(self, now: float) -> StepOutput:
         """Start as many plans as the executor takes, then finish the oldest one."""
@@ -59,6 +68,8 @@ class EngineLoop:
         if self._torn:
             self.executor.reset()
             self.scheduler.forget_all()
+            if self._recorder is not None:
+                self._recorder.forget_all()
             self._under_way = 0
             self._torn = False
 
@@ -67,6 +78,8 @@ class EngineLoop:
 
     def close(self) -> None:
         self.executor.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
     def _whole(self, call: Callable[[], T]) -> T:
         self.mend()
@@ -85,12 +98,17 @@ class EngineLoop:
             plan = self.scheduler.plan(now)
             if plan.is_empty:
                 break
+            if self._recorder is not None:
+                self._recorder.planned(plan, now)
             self.executor.submit(plan)
             self._under_way += 1
         output = StepOutput()
         if self._under_way:
             result = self.executor.result()
             self._under_way -= 1
-            output = self.scheduler.apply(result, self._clock())
+            now = self._clock()
+            output = self.scheduler.apply(result, now)
         output.deltas += late
+        if self._recorder is not None:
+            self._recorder.applied(output, now)
         return output

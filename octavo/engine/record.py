@@ -1,0 +1,207 @@
+"""Recording (``--trace-file``): what an engine was asked for, and what each step took.
+
+One JSON object a line: lengths and times only, never ids or text; tenants are numbered as they
+come. ``octavo simulate`` reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from octavo.config.resolve import Config
+from octavo.core.errors import StartupError
+from octavo.core.plan import Delta, StepOutput, StepPlan
+from octavo.core.request import Request
+
+VERSION = 1
+BUFFER_BYTES = 1 << 20
+
+log = logging.getLogger("octavo.engine")
+
+
+class Start(msgspec.Struct, tag="start", tag_field="kind"):
+    """An engine has started. What it can run at once; ``num_pages`` counts the null page."""
+
+    num_pages: int
+    page_size: int
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    prefix_caching: bool
+    version: int = VERSION
+
+
+class Step(msgspec.Struct, tag="step", tag_field="kind"):
+    """``seconds`` are those from ``start`` to the next step, or to the step's end if no request was
+    left; so they count all that the engine's thread did. See :mod:`octavo.core.steptime`."""
+
+    start: float
+    seconds: float
+    prefill_tokens: int
+    decode_rows: int
+    context_tokens: int
+
+
+class Ended(msgspec.Struct, tag="request", tag_field="kind"):
+    """A request that has ended. ``cached`` tokens of its prompt came out of the prefix cache;
+    ``first`` is when its first token came, None if none did. Times are on the clock of the steps.
+    """
+
+    arrival: float
+    prompt: int
+    cached: int
+    output: int
+    max_tokens: int
+    finish: str
+    tenant: int
+    priority: int
+    first: float | None
+    end: float
+
+
+Entry = Start | Step | Ended
+_decoder = msgspec.json.Decoder(Entry)
+_encoder = msgspec.json.Encoder()
+
+
+class Recorder:
+    """Writes a recording, appending to ``path``. Times are seconds since it was opened at ``now``.
+
+    It must be told of everything in the order in which it happens. A full disk ends the recording,
+    not the engine. Raises :class:`StartupError` if the file cannot be written.
+    """
+
+    def __init__(self, path: Path, start: Start, now: float) -> None:
+        try:
+            self._file = path.open("ab", buffering=BUFFER_BYTES)
+            self._file.write(_encoder.encode(start) + b"\n")
+            self._file.flush()
+        except OSError as error:
+            raise StartupError(f"--trace-file: cannot write {path}: {error.strerror}.") from None
+        self._origin = now
+        self._live: dict[str, Ended] = {}
+        self._tenants: dict[str, int] = {}
+        self._step: Step | None = None  # the latest one, whose end is not known yet
+        self._closed = False
+
+    def submitted(self, request: Request, delta: Delta | None, now: float) -> None:
+        """A request was taken; ``delta`` if it ended at once."""
+        self._live[request.id] = Ended(
+            arrival=now - self._origin,
+            prompt=len(request.prompt),
+            cached=0,
+            output=len(request.generated),
+            max_tokens=request.max_tokens,
+            finish="",
+            tenant=self._tenants.setdefault(request.tenant, len(self._tenants)),
+            priority=request.priority,
+            first=None,
+            end=0.0,
+        )
+        if delta is not None:
+            self.applied(StepOutput(deltas=[delta]), now)
+
+    def planned(self, plan: StepPlan, now: float) -> None:
+        """A step starts."""
+        self._close_step(now)
+        num_tokens, num_rows = sum(plan.counts), len(plan.counts)
+        decodes = num_rows if num_tokens == num_rows else plan.counts.count(1)
+        context = sum(plan.starts) + num_tokens
+        start = now - self._origin
+        self._step = Step(start, 0.0, num_tokens - decodes, decodes, context)
+
+    def applied(self, output: StepOutput, now: float) -> None:
+        """The news of a step, or of requests that ended outside one."""
+        live, since = self._live, now - self._origin
+        for request_id in output.request_ids:
+            if (entry := live.get(request_id)) is not None:
+                entry.output += 1
+        for delta in output.deltas:
+            self._take(delta, since)
+        if not live:
+            self._close_step(now)
+            self.flush()
+
+    def forget_all(self) -> None:
+        """Requests and the step under way came to nothing: nobody will hear of them."""
+        self._live.clear()
+        self._step = None
+
+    def flush(self) -> None:
+        self._write(b"", flush=True)
+
+    def close(self) -> None:
+        self.flush()
+        self._closed = True
+        self._file.close()
+
+    def _take(self, delta: Delta, since: float) -> None:
+        entry = self._live.get(delta.id)
+        if entry is None:
+            return
+        entry.cached += delta.cached_tokens or 0
+        entry.output += len(delta.ids)
+        if delta.ids and entry.first is None:
+            entry.first = since
+        if delta.finish is not None:
+            entry.finish, entry.end = delta.finish, since
+            del self._live[delta.id]
+            self._write(_encoder.encode(entry) + b"\n")
+
+    def _close_step(self, now: float) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            step.seconds = now - self._origin - step.start
+            self._write(_encoder.encode(step) + b"\n")
+
+    def _write(self, line: bytes, flush: bool = False) -> None:
+        if self._closed:
+            return
+        try:
+            self._file.write(line)
+            if flush:
+                self._file.flush()
+        except OSError as error:
+            log.error("The recording in %s ends here: %s", self._file.name, error.strerror)
+            self._closed = True
+
+
+def open_recorder(config: Config, now: float) -> Recorder | None:
+    """What ``--trace-file`` asks for."""
+    if config.trace_file is None:
+        return None
+    start = Start(
+        num_pages=config.num_pages,
+        page_size=config.block_size,
+        max_model_len=config.max_model_len,
+        max_num_seqs=config.max_num_seqs,
+        max_num_batched_tokens=config.max_num_batched_tokens,
+        prefix_caching=config.enable_prefix_caching,
+    )
+    return Recorder(Path(config.trace_file), start, now)
+
+
+def read_recording(path: Path) -> Iterator[Entry]:
+    """Entries of the latest recording in a file. Raises ValueError with the number of a bad line,
+    OSError if the file cannot be read."""
+    entries: list[Entry] = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                entry = _decoder.decode(line)
+            except msgspec.DecodeError as error:
+                if not line.endswith(b"\n"):
+                    break  # cut off when the engine died
+                raise ValueError(f"line {number} is not part of a recording: {error}") from None
+            if isinstance(entry, Start):
+                entries.clear()
+                if entry.version != VERSION:
+                    raise ValueError(f"line {number} has version {entry.version}, not {VERSION}")
+            entries.append(entry)
+    if not entries or not isinstance(entries[0], Start):
+        raise ValueError("it does not begin as a recording does")
+    return iter(entries)
