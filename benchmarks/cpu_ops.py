@@ -1,6 +1,7 @@
 """Where a step's time goes on this CPU, from ops alone, beside what else could do each op.
 
     python benchmarks/cpu_ops.py [--rows 64] [--context 256] [--prompt 2048] [--dtype bfloat16]
+                               [--kv-cache-dtype fp8]
 
 Weights are random, shapes those of SmolLM2-135M. The alternatives to an op are timed in turns, and
 the best of all turns counts: the machine may be shared. With ``--threads 1`` the clock is the
@@ -20,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from octavo.ops import fp8
 from octavo.ops.api import GroupMeta, Ops
 from octavo.ops.select import select_ops
 
@@ -40,6 +42,7 @@ class Step:
     new: int
     context: int
     dtype: torch.dtype
+    fp8: bool = False
     positions: Tensor = field(init=False)
     kv: Tensor = field(init=False)
     _parts: tuple[Tensor, ...] = field(init=False)
@@ -52,6 +55,9 @@ class Step:
         self.kv = torch.zeros(
             len(order) + 1, LAYERS, 2, KV_HEADS, PAGE_SIZE, DIM, dtype=self.dtype
         ).normal_(generator=generator)
+        if self.fp8:
+            codes, scales = fp8.quantize(self.kv)
+            self.kv = torch.cat((codes.flatten(-2), scales.view(torch.uint8)), -1)
         places = torch.arange(self.context - self.new, self.context)
         self.positions = places.repeat(self.rows)
         self._parts = (
@@ -173,10 +179,10 @@ def show_step(title: str, step: Step, trunks: dict[str, Trunk], turns: int) -> N
     print(f"{'best whole step':16}" + "".join(f"{whole[name] * 1e3:12.2f}" for name in trunks))
 
 
-def show_ops(ops: Ops, dtype: torch.dtype, rows: int, context: int, turns: int) -> None:
+def show_ops(ops: Ops, step: Step, turns: int) -> None:
     """One layer's ops at decode size, each against its alternatives."""
     reference = Ops()
-    step = Step(rows, 1, context, dtype)
+    rows, context, dtype = step.rows, step.context, step.dtype
     meta = step.meta()
     x, residual = (torch.randn(rows, HIDDEN, dtype=dtype) for _ in range(2))
     weight, norm = torch.randn(2 * MLP, HIDDEN, dtype=dtype), torch.ones(HIDDEN, dtype=dtype)
@@ -213,8 +219,8 @@ def show_ops(ops: Ops, dtype: torch.dtype, rows: int, context: int, turns: int) 
         print(f"{case:16}" + "".join(f"{name:>32} {best[name] * 1e6:8.1f}" for name in best))
 
 
-def show_prompt_attention(ops: Ops, dtype: torch.dtype, prompt: int, turns: int) -> None:
-    step = Step(1, prompt, prompt, dtype)
+def show_prompt_attention(ops: Ops, step: Step, turns: int) -> None:
+    prompt, dtype = step.context, step.dtype
     meta = step.meta()
     q = torch.randn(prompt, HEADS, DIM, dtype=dtype)
     k, v = (torch.randn(1, KV_HEADS, prompt, DIM, dtype=dtype) for _ in range(2))
@@ -238,6 +244,7 @@ def main() -> None:
     parser.add_argument("--context", type=int, default=256)
     parser.add_argument("--prompt", type=int, default=2048)
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    parser.add_argument("--kv-cache-dtype", choices=("auto", "fp8"), default="auto")
     parser.add_argument("--threads", type=int, help="default: all that may be used")
     parser.add_argument("--turns", type=int, default=10)
     parser.add_argument("--reference", action="store_true", help="whole steps on the reference too")
@@ -248,19 +255,21 @@ def main() -> None:
     dtype = getattr(torch, args.dtype)
     ops = select_ops("cpu", dtype, threads=args.threads)
     print(ops.describe() if hasattr(ops, "describe") else ops.name)
-    show_ops(ops, dtype, args.rows, args.context, args.turns * 5)
-    show_prompt_attention(ops, dtype, args.prompt, args.turns)
+    small = args.kv_cache_dtype == "fp8"
+    decode = Step(args.rows, 1, args.context, dtype, small)
+    prompt = Step(1, args.prompt, args.prompt, dtype, small)
+    show_ops(ops, decode, args.turns * 5)
+    show_prompt_attention(ops, prompt, args.turns)
     trunks = {ops.name: Trunk(ops, dtype)}
     if args.reference:
         trunks["reference"] = Trunk(Ops(), dtype)
     show_step(
         f"decode, {args.rows} rows at context {args.context}",
-        Step(args.rows, 1, args.context, dtype),
+        decode,
         trunks,
         args.turns,
     )
-    show_step("decode, 1 row", Step(1, 1, args.context, dtype), trunks, args.turns)
-    prompt = Step(1, args.prompt, args.prompt, dtype)
+    show_step("decode, 1 row", Step(1, 1, args.context, dtype, small), trunks, args.turns)
     show_step(f"one prompt of {args.prompt}", prompt, trunks, max(2, args.turns // 4))
 
 
