@@ -62,6 +62,11 @@ class CacheLayout:
         return sum(block.kind == "paged" for block in self.blocks)
 
     @property
+    def num_growing(self) -> int:
+        """Groups that take another page for each page of tokens, however long the sequence is."""
+        return sum(block.kind == "paged" and not block.window for block in self.blocks)
+
+    @property
     def state_pages(self) -> int:
         """Pages a sequence takes whatever its length."""
         page_bytes = max(self.page_bytes, 1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Literal
 
+from octavo.core.pages import NULL_PAGE
 from octavo.core.sequence import Sequence
 from octavo.core.steptime import StepTimeFit
 
@@ -34,6 +35,6 @@ class Preemption:
             return False  # prompt log-probabilities under way would be lost with the slice
         if self._mode == "swap":
             return True
-        num_pages = sum(map(len, seq.tables))
+        num_pages = sum(page != NULL_PAGE for table in seq.tables for page in table)
         copies = 2 * num_pages * self._page_seconds
         return step_time.ready and copies < seq.scheduled * step_time.model.per_token

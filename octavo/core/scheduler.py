@@ -103,7 +103,9 @@ class Scheduler:
         self.pace = pace or PrefillPace()
         self._longest_slice = long_prefill_token_threshold or max_num_batched_tokens
         self._policy = policy or Fcfs()
-        self._admission = admission or Forecast(self.cache.page_size, self.max_len)
+        self._admission = admission or Forecast(
+            self.cache.page_size, self.max_len, growing=max(1, pool.layout.num_growing)
+        )
         self._preemption = preemption or Preemption()
         self._choose = choose
         self._step = 0

@@ -1,0 +1,66 @@
+"""Swap or recompute: by what a copy and a token cost."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.pages import NULL_PAGE, BlockSpec, CacheLayout
+from octavo.core.preemption import Preemption, newest
+from octavo.core.request import Request, Sampling
+from octavo.core.sequence import Sequence
+from octavo.core.steptime import StepTimeFit
+
+TOKEN_SECONDS = 1e-3
+NUM_TOKENS = 40
+
+
+def running(tables: list[list[int]], **sampling: int) -> Sequence:
+    """One that has computed ``NUM_TOKENS`` tokens."""
+    seq = Sequence(Request("a", [1] * NUM_TOKENS, 9, Sampling(**sampling)), (0.0, 0), 99)
+    seq.scheduled = NUM_TOKENS
+    seq.tables = tables
+    return seq
+
+
+def learned() -> StepTimeFit:
+    fit = StepTimeFit()
+    for step in range(64):
+        prefill, rows, context = 32 * (step % 2), step % 5, 7 * step
+        fit.observe(prefill, rows, context, 0.01 + TOKEN_SECONDS * (prefill + rows))
+    return fit
+
+
+def test_auto_swaps_where_copies_out_and_back_cost_less_than_the_tokens() -> None:
+    even = NUM_TOKENS * TOKEN_SECONDS / 2 / 3  # seconds a page at which both cost the same
+    for page_seconds, swaps in ((0.0, True), (0.98 * even, True), (1.02 * even, False)):
+        assert Preemption("auto", page_seconds).swaps(running([[4, 5, 6]]), learned()) is swaps
+
+
+def test_pages_that_have_left_a_window_cost_no_copy() -> None:
+    even = NUM_TOKENS * TOKEN_SECONDS / 2 / 4
+    preemption = Preemption("auto", 0.98 * even)
+    assert preemption.swaps(running([[4, 5, 6], [NULL_PAGE, NULL_PAGE, 7]]), learned())
+    assert not preemption.swaps(running([[4, 5, 6], [8, 9, 7]]), learned())
+
+
+def test_before_the_price_of_a_token_is_known_auto_recomputes() -> None:
+    assert not Preemption("auto", 0.0).swaps(running([[4]]), StepTimeFit())
+
+
+@pytest.mark.parametrize("mode", ["recompute", "swap", "auto"])
+def test_a_mode_is_kept_but_prompt_log_probabilities_are_never_parked(mode: str) -> None:
+    preemption = Preemption(mode)  # type: ignore[arg-type]
+    assert preemption.swaps(running([[4]]), learned()) is (mode != "recompute")
+    assert not preemption.swaps(running([[4]], prompt_logprobs=1), learned())
+
+
+def test_the_newest_has_the_highest_key() -> None:
+    seqs = [Sequence(Request(str(key), [1], 1), key, 2) for key in ((1, 0), (3, 1), (3, 2), (2, 3))]
+    assert newest(seqs).id == "(3, 2)"
+
+
+def test_groups_that_grow_are_those_without_a_window() -> None:
+    full, sliding = BlockSpec(), BlockSpec(window=8)
+    state = BlockSpec(kind="state", bytes_per_sequence=8)
+    for blocks, growing in (((full,), 1), ((full, sliding, full, state), 2), ((sliding,), 0)):
+        assert CacheLayout(blocks, 4).num_growing == growing
