@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain, compress, repeat
+from itertools import compress
 
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.sequence import Sequence
@@ -69,20 +69,18 @@ class Flight:
             plan.page_counts[group].append(len(pages))
             plan.pages[group].extend(pages)
 
-    def drop_gone(self) -> None:
-        """Take out the rows of sequences that were preempted after they had been added."""
-        plan = self.plan
-        alive = [seq.slot >= 0 for seq in self.seqs]
-        if all(alive):
+    def take_out(self, seq: Sequence) -> None:
+        """Undo the row of a sequence that must go, if it has one: nothing of it was computed."""
+        if seq not in self.seqs:
             return
-        for group, counts in enumerate(plan.page_counts):
-            if plan.pages[group]:
-                kept = chain.from_iterable(map(repeat, alive, counts))
-                plan.pages[group] = list(compress(plan.pages[group], kept))
-            plan.page_counts[group] = list(compress(counts, alive))
-        self.seqs = list(compress(self.seqs, alive))
-        for name in ("slots", "starts", "counts", "samples"):
-            setattr(plan, name, list(compress(getattr(plan, name), alive)))
+        plan, row = self.plan, self.seqs.index(seq)
+        seq.scheduled = plan.starts[row]
+        seq.total -= plan.samples[row]
+        for counts, pages in zip(plan.page_counts, plan.pages, strict=True):
+            first = sum(counts[:row])
+            del pages[first : first + counts[row]], counts[row]
+        del self.seqs[row]
+        del plan.slots[row], plan.starts[row], plan.counts[row], plan.samples[row]
 
     def size(self) -> tuple[int, int, int]:
         """Prefill tokens, rows of one token, and tokens whose keys and values are read."""

@@ -123,11 +123,12 @@ class KVCache:
             parked = seq.parked[group][num_hit:] if seq.parked else []
             seq.tables.append([*hit, *self._unpark(parked, fresh)])
             seq.tables[group] += [next(fresh) for _ in range(want - len(seq.tables[group]))]
+        stale = bool(seq.parked) and seq.published is None
         self.discard(seq)
         seq.scheduled = quote.start
         seq.promised = quote.promised
         self.promised += seq.promised
-        seq.published = num_hit if self.prefix_caching else None
+        seq.published = num_hit if self.prefix_caching and not stale else None
         self.set_room(seq)
         return True
 
@@ -236,6 +237,7 @@ class KVCache:
             for table in tables
         ]
         heir.parked_tokens = tokens
+        heir.published = seq.published
         return True
 
     def discard(self, seq: Sequence) -> None:

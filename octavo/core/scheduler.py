@@ -103,9 +103,7 @@ class Scheduler:
         self.pace = pace or PrefillPace()
         self._longest_slice = long_prefill_token_threshold or max_num_batched_tokens
         self._policy = policy or Fcfs()
-        self._admission = admission or Forecast(
-            self.cache.page_size, self.max_len, growing=max(1, pool.layout.num_growing)
-        )
+        self._admission = admission or Forecast(self.cache.page_size, self.max_len)
         self._preemption = preemption or Preemption()
         self._choose = choose
         self._step = 0
@@ -257,6 +255,7 @@ class Scheduler:
             self._add_logprobs(flight, result, output)
         self._observe(flight, now)
         self._sweep()
+        self._deadlines.prune(self._live)
         return output
 
     def stats(self) -> SchedulerStats:
@@ -280,9 +279,10 @@ class Scheduler:
     def reset_prefix_cache(self) -> None:
         """Forget every cached page. What runs goes on, but publishes nothing computed so far."""
         self.pool.reset_cache()
-        for seq in self._running:
-            seq.published = None
-            self._release_children(seq)
+        for seq in self._live.values():
+            if seq.slot >= 0 or seq.parked:
+                seq.published = None
+                self._release_children(seq)
 
     def audit(self) -> None:
         """Recount pages and slots. Raises :class:`AuditError`."""
@@ -306,9 +306,8 @@ class Scheduler:
                 continue  # preempted just now; complete, or a slice is under way: results first
             if seq.scheduled + 1 < seq.total:
                 catching_up.append(seq)
-            elif (pages := self._grow(seq, seq.total, "decode")) is not None:
+            elif (pages := self._grow(flight, seq, seq.total, "decode")) is not None:
                 flight.add(seq, 1, pages)
-        flight.drop_gone()
         return catching_up
 
     def _catch_up(self, flight: Flight, seqs: list[Sequence], budget: int) -> int:
@@ -319,11 +318,10 @@ class Scheduler:
             if seq.slot < 0:
                 continue
             count = min(budget, seq.total - seq.scheduled, self._longest_slice)
-            pages = self._grow(seq, seq.scheduled + count, "prefill")
+            pages = self._grow(flight, seq, seq.scheduled + count, "prefill")
             if pages is not None:
                 flight.add(seq, count, pages)
                 budget -= count
-        flight.drop_gone()
         return budget
 
     def _prefill_budget(self, flight: Flight, catching_up: list[Sequence], now: float) -> int:
@@ -337,18 +335,19 @@ class Scheduler:
         context = sum(flight.plan.starts) if rows else 0
         return self.pace.tokens(budget, rows, context, pressed, now - oldest.arrival)
 
-    def _grow(self, seq: Sequence, end: int, reason: str) -> list[list[int]] | None:
+    def _grow(self, flight: Flight, seq: Sequence, end: int, reason: str) -> list[list[int]] | None:
         """Pages up to ``end`` tokens, preempting from the end of the order until there is room;
         None if that was ``seq`` itself. Alone, a sequence always fits: see ``max_len``."""
         while (pages := self.cache.grow(seq, end)) is None:
             victim = self._choose(self._running)
-            self._preempt(victim, reason)
+            self._preempt(flight, victim, reason)
             if victim is seq:
                 return None
         return pages
 
-    def _preempt(self, seq: Sequence, reason: str) -> None:
+    def _preempt(self, flight: Flight, seq: Sequence, reason: str) -> None:
         """Take slot and pages; the request waits again, ahead of those that came after it."""
+        flight.take_out(seq)
         heir = seq.successor()
         self._live[seq.id] = heir
         swap = self._preemption.swaps(seq, self.pace.step_time) and self.cache.park(seq, heir)
@@ -372,7 +371,7 @@ class Scheduler:
             if seq is None or (seq is self._blocked and self._step < self._retry):
                 return
             quote = self.cache.quote(seq, min(budget, self._longest_slice))
-            if not self._make_room(seq, quote):
+            if not self._make_room(flight, seq, quote):
                 self._blocked, self._retry = seq, self._step + RETRY_STEPS
                 return
             if seq is self._blocked:
@@ -384,7 +383,7 @@ class Scheduler:
             flight.add(seq, quote.end - quote.start, seq.tables)
             budget -= quote.end - quote.start
 
-    def _make_room(self, seq: Sequence, quote: Quote) -> bool:
+    def _make_room(self, flight: Flight, seq: Sequence, quote: Quote) -> bool:
         """Whether ``seq`` may join and has its pages now, taking those of sequences that it
         comes before if the policy wants that."""
         while not (self._free_slots and self._may_join(seq, quote)):
@@ -393,7 +392,7 @@ class Scheduler:
             victim = self._choose(self._running)
             if victim.key <= seq.key or victim.lives > MAX_LIVES:
                 return False
-            self._preempt(victim, "priority")
+            self._preempt(flight, victim, "priority")
         return True
 
     def _may_join(self, seq: Sequence, quote: Quote) -> bool:
@@ -410,9 +409,10 @@ class Scheduler:
         self._admission.joined(seq, quote.claims + quote.promised)
         stats = self._stats
         stats.recomputed_tokens += max(0, seq.reached - seq.scheduled)
-        self._charge(seq, max(seq.charged, min(seq.scheduled, seq.prompt_len)))
         if seq.lives > 1:
             return
+        seq.charged = min(seq.scheduled, seq.prompt_len)  # what is cached costs nothing …
+        self._charge(seq, seq.prompt_len)  # … and the rest is paid at once: later is too late
         self._queue_times.observe(now - seq.arrival)
         stats.prompt_tokens += seq.prompt_len
         if self.prefix_caching and seq.reads_cache:

@@ -3,70 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
 import pytest
 
 from octavo.core.errors import AuditError, InvalidRequest
 from octavo.core.flight import Flight
-from octavo.core.pages import BlockSpec, PagePool
+from octavo.core.pages import BlockSpec
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.request import Request, Sampling
-from octavo.core.scheduler import Scheduler
 from octavo.core.waiting import AgedPriority, Fcfs
-from octavo.distributed.executor import LocalExecutor
-from tests.fakes.loop import AdmitAll, SchedulerLoop, ids_of
-from tests.fakes.runner import FakeWorker, Script, hash_script, scripted
-
-
-def make_loop(
-    *,
-    pages: int = 64,
-    page_size: int = 4,
-    blocks: tuple[BlockSpec, ...] = (BlockSpec(),),
-    seqs: int = 8,
-    tokens: int = 64,
-    max_len: int = 256,
-    script: Script | None = None,
-    worker: dict[str, Any] | None = None,
-    **scheduler: Any,
-) -> SchedulerLoop:
-    """``pages`` usable pages, and a worker to match."""
-    fake = FakeWorker(
-        script,
-        num_pages=pages + 1,
-        page_size=page_size,
-        blocks=blocks,
-        max_num_seqs=seqs,
-        **(worker or {}),
-    )
-    return SchedulerLoop(
-        Scheduler(
-            pool=PagePool(pages + 1, page_size, blocks),
-            max_num_seqs=seqs,
-            max_num_batched_tokens=tokens,
-            max_model_len=max_len,
-            **scheduler,
-        ),
-        LocalExecutor(fake),
-    )
-
-
-def request(name: str, prompt: list[int] | int, max_tokens: int = 4, **kwargs: Any) -> Request:
-    """An int prompt is that many ids, different for each name."""
-    if isinstance(prompt, int):
-        prompt = [(sum(name.encode()) * 31 + i) % 500 for i in range(prompt)]
-    return Request(name, prompt, max_tokens, **kwargs)
-
-
-def expected(r: Request, count: int | None = None, script: Script | None = None) -> list[int]:
-    """What the script alone yields."""
-    script = script or hash_script()
-    tokens = [*r.prompt, *r.generated]
-    while len(tokens) < len(r.prompt) + (count or r.max_tokens):
-        tokens.append(script(tokens, len(r.prompt)))
-    return tokens[len(r.prompt) + len(r.generated) :]
-
+from tests.fakes.loop import AdmitAll, expected, ids_of, make_loop, request
+from tests.fakes.runner import hash_script, scripted
 
 # ---- budgets and order
 

@@ -7,11 +7,20 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from octavo.core.pages import BlockSpec, PagePool
+from octavo.core.preemption import Preemption
+from octavo.core.prefix import root_hash
 from octavo.core.request import Request, Sampling
 from octavo.core.scheduler import Scheduler
+from octavo.core.waiting import AgedPriority, FairShare, Fcfs
 from tests.fakes.executor import FakeExecutor
 from tests.fakes.loop import AdmitAll, SchedulerLoop, ids_of
 from tests.fakes.runner import FakeWorker, hash_script
@@ -28,30 +37,38 @@ def make_loop(
     tokens: int,
     depth: int = 1,
     ranks: int = 1,
-    caching: bool = True,
-    admit_all: bool = False,
     blocks: tuple[BlockSpec, ...] = (BlockSpec(),),
+    host_pages: int = 0,
+    **scheduler: Any,
 ) -> SchedulerLoop:
-    scheduler = Scheduler(
-        pool=PagePool(pages + 1, page_size, blocks),
-        max_num_seqs=seqs,
-        max_num_batched_tokens=max(tokens, seqs),
-        max_model_len=100,
-        prefix_caching=caching,
-        admission=AdmitAll() if admit_all else None,
-    )
+    """Several plans under way, on several ranks, for contexts of at most 100 tokens."""
 
     def worker(rank: int) -> FakeWorker:
         return FakeWorker(
-            SCRIPT, num_pages=pages + 1, page_size=page_size, blocks=blocks, max_num_seqs=seqs
+            SCRIPT,
+            num_pages=pages + 1,
+            page_size=page_size,
+            blocks=blocks,
+            max_num_seqs=seqs,
+            host_pages=host_pages,
         )
 
-    return SchedulerLoop(scheduler, FakeExecutor(worker, ranks, depth))
+    return SchedulerLoop(
+        Scheduler(
+            pool=PagePool(pages + 1, page_size, blocks),
+            max_num_seqs=seqs,
+            max_num_batched_tokens=max(tokens, seqs),
+            max_model_len=100,
+            host_pages=host_pages,
+            **scheduler,
+        ),
+        FakeExecutor(worker, ranks, depth),
+    )
 
 
-def alone(request: Request, capacity: int) -> tuple[list[int], str]:
+def alone(request: Request, max_len: int) -> tuple[list[int], str]:
     """Ids and reason by the rules, without a scheduler."""
-    limit = min(len(request.prompt) + request.max_tokens, capacity, 100)
+    limit = min(len(request.prompt) + request.max_tokens, max_len)
     tokens = list(request.prompt)
     while len(tokens) < limit:
         tokens.append(SCRIPT(tokens, len(request.prompt)))
@@ -77,11 +94,26 @@ shapes = st.fixed_dictionaries(
         "seqs": st.integers(1, 6),
         "tokens": st.integers(1, 40),
         "depth": st.integers(1, 4),
-        "caching": st.booleans(),
-        "admit_all": st.booleans(),
-        "blocks": st.sampled_from([(BlockSpec(),), (BlockSpec(window=6),)]),
+        "prefix_caching": st.booleans(),
+        "admission": st.none() | st.builds(AdmitAll),
+        "blocks": st.sampled_from(
+            [
+                (BlockSpec(),),
+                (BlockSpec(window=6),),
+                (BlockSpec(), BlockSpec(window=6)),
+                (BlockSpec(window=9), BlockSpec(), BlockSpec(window=5)),
+            ]
+        ),
+        "policy": st.builds(Fcfs) | st.builds(AgedPriority) | st.builds(FairShare),
+        "preemption": st.builds(
+            Preemption, st.sampled_from(["recompute", "swap", "auto"]), st.just(1e-3)
+        ),
+        "host_pages": st.integers(0, 12),
+        "long_prefill_token_threshold": st.sampled_from([0, 1, 7]),
     }
 )
+SALTS = [b"", root_hash("one"), root_hash("two")]
+TENANTS = ["a", "b", "c"]
 
 
 @given(load=loads, shape=shapes)
@@ -97,10 +129,11 @@ def test_ids_depend_on_the_request_alone(load: Any, shape: dict[str, Any]) -> No
         for _ in range(wait):
             loop.step()
     outputs = loop.run()
-    capacity = shape["pages"] * shape["page_size"]
     for request in requests:
         output = outputs[request.id]
-        assert (output.ids, output.finish) == alone(request, capacity)
+        assert (output.ids, output.finish) == alone(request, loop.scheduler.max_len)
+        if not output.ids:
+            continue  # no token fits into this pool
         hit = output.cached_tokens
         assert hit is not None
         assert hit % shape["page_size"] == 0
@@ -143,7 +176,7 @@ def test_depth_three_and_two_ranks_equal_the_plain_loop() -> None:
     outputs = []
     for depth, ranks in ((1, 1), (3, 2)):
         loop = make_loop(
-            pages=16, page_size=4, seqs=6, tokens=16, depth=depth, ranks=ranks, admit_all=True
+            pages=16, page_size=4, seqs=6, tokens=16, depth=depth, ranks=ranks, admission=AdmitAll()
         )
         for request in requests:
             loop.submit(request)
@@ -185,14 +218,19 @@ def test_a_worker_error_reaches_the_caller_and_the_scheduler_goes_on() -> None:
 
 
 class SchedulerMachine(RuleBasedStateMachine):
-    """Everything a front can do to a scheduler, in any order; the loop checks each step."""
+    """Everything a front can do to a scheduler, in any order; the loop checks each step.
+
+    Under recomputation, swaps to a host pool that is too small, hits and evictions, windows and
+    full layers, and each policy: pages, host pages and slots are conserved after every step, and
+    who is not aborted and not late gets the ids that the rules say.
+    """
 
     loop: SchedulerLoop
+    num_steps = 0  # of all machines
 
     @initialize(shape=shapes)
     def start(self, shape: dict[str, Any]) -> None:
         self.loop = make_loop(**shape)
-        self.capacity = shape["pages"] * shape["page_size"]
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
 
@@ -200,28 +238,48 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.requests[request.id] = request
         self.loop.submit(request)
 
-    @rule(prompt=prompts, max_tokens=st.integers(1, 14), priority=st.integers(0, 1))
-    def submit(self, prompt: list[int], max_tokens: int, priority: int) -> None:
+    @rule(
+        prompt=prompts,
+        max_tokens=st.integers(1, 14),
+        priority=st.integers(0, 2),
+        tenant=st.sampled_from(TENANTS),
+        salt=st.sampled_from(SALTS),
+        timeout=st.sampled_from([None, None, 5.0, 20.0]),
+        queue_timeout=st.sampled_from([None, None, 2.0, 8.0]),
+    )
+    def submit(self, prompt: list[int], max_tokens: int, salt: bytes, **terms: Any) -> None:
         name = f"r{len(self.requests)}"
-        self._submit(Request(name, prompt, max_tokens, stop_ids=STOPS, priority=priority))
+        self._submit(
+            Request(name, prompt, max_tokens, stop_ids=STOPS, hash_seed=salt, **terms),
+        )
 
-    @rule(prompt=prompts, n=st.integers(2, 4), max_tokens=st.integers(1, 9))
-    def submit_siblings(self, prompt: list[int], n: int, max_tokens: int) -> None:
+    @rule(
+        prompt=prompts,
+        n=st.integers(2, 4),
+        max_tokens=st.integers(1, 9),
+        timeout=st.sampled_from([None, 6.0]),
+    )
+    def submit_siblings(
+        self, prompt: list[int], n: int, max_tokens: int, timeout: float | None
+    ) -> None:
         first = f"r{len(self.requests)}"
         for index in range(n):
             name, parent = f"r{len(self.requests)}", first if index else None
-            self._submit(Request(name, prompt, max_tokens, stop_ids=STOPS, parent=parent))
+            self._submit(
+                Request(name, prompt, max_tokens, stop_ids=STOPS, parent=parent, timeout=timeout)
+            )
 
     @precondition(lambda self: self.requests)
-    @rule(data=st.data(), n=st.integers(2, 3))
-    def submit_siblings_again(self, data: st.DataObject, n: int) -> None:
+    @rule(data=st.data(), n=st.integers(1, 3))
+    def submit_again(self, data: st.DataObject, n: int) -> None:
         known = self.requests[data.draw(st.sampled_from(sorted(self.requests)))]
-        self.submit_siblings(known.prompt, n, known.max_tokens)
+        self.submit_siblings(known.prompt, n, known.max_tokens, None)
 
     @rule(steps=st.integers(1, 6))
     def step(self, steps: int) -> None:
         for _ in range(steps):
             self.loop.step()
+            SchedulerMachine.num_steps += 1
 
     @precondition(lambda self: self.requests)
     @rule(data=st.data())
@@ -230,6 +288,10 @@ class SchedulerMachine(RuleBasedStateMachine):
         if self.loop.outputs[name].finish is None:
             self.aborted.add(name)
         self.loop.abort(name)
+
+    @rule(seconds=st.sampled_from([3.0, 30.0]))
+    def let_time_pass(self, seconds: float) -> None:
+        self.loop.now += seconds
 
     @rule()
     def reset(self) -> None:
@@ -241,13 +303,28 @@ class SchedulerMachine(RuleBasedStateMachine):
             return
         outputs = self.loop.run()
         for name, request in self.requests.items():
-            ids, finish = alone(request, self.capacity)
-            if name in self.aborted:
-                assert outputs[name].finish == "abort"
-                assert outputs[name].ids == ids[: len(outputs[name].ids)]
+            output = outputs[name]
+            ids, finish = alone(request, self.loop.scheduler.max_len)
+            if output.finish == "timeout":
+                assert request.timeout or request.queue_timeout
+                assert output.ids == ids[: len(output.ids)]
+            elif name in self.aborted:
+                assert output.finish == "abort"
+                assert output.ids == ids[: len(output.ids)]
             else:
-                assert (outputs[name].ids, outputs[name].finish) == (ids, finish)
+                assert (output.ids, output.finish) == (ids, finish)
+        host = self.loop.scheduler.stats()
+        assert host.host_pages_free == host.host_pages_total
 
 
 SchedulerMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30)
 TestSchedulerMachine = SchedulerMachine.TestCase
+
+
+@pytest.mark.slow
+def test_nothing_leaks_in_ten_thousand_steps() -> None:
+    before = SchedulerMachine.num_steps
+    run_state_machine_as_test(
+        SchedulerMachine, settings=settings(max_examples=400, stateful_step_count=60)
+    )
+    assert SchedulerMachine.num_steps - before >= 10_000

@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from octavo.core.admission import AdmitWhatFits
+from octavo.core.pages import BlockSpec, PagePool
 from octavo.core.plan import Delta, FinishReason, StepPlan, TokenLogprobs
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
-from octavo.distributed.executor import Executor
+from octavo.distributed.executor import Executor, LocalExecutor
+from tests.fakes.runner import FakeWorker, Script, hash_script
 
 
 @dataclass(slots=True)
@@ -83,10 +86,14 @@ class SchedulerLoop:
             if not (self.scheduler.has_work or self.plans):
                 self._check_idle()
                 return self.outputs
-            before = len(self.history), len(self.plans)
+            before = self._progress()
             self.step()
-            assert (len(self.history), len(self.plans)) != before, "nothing moves"
+            assert self._progress() != before, "nothing moves"
         raise AssertionError(f"work is left after {max_steps} steps")
+
+    def _progress(self) -> tuple[int, int, int]:
+        ended = sum(output.finish is not None for output in self.outputs.values())
+        return len(self.history), len(self.plans), ended
 
     def _shortages(self) -> int:
         """Preemptions for want of pages by those that run."""
@@ -138,3 +145,52 @@ class AdmitAll(AdmitWhatFits):
 
 def ids_of(outputs: dict[str, Output]) -> dict[str, list[int]]:
     return {name: output.ids for name, output in outputs.items()}
+
+
+def make_loop(
+    *,
+    pages: int = 64,
+    page_size: int = 4,
+    blocks: tuple[BlockSpec, ...] = (BlockSpec(),),
+    seqs: int = 8,
+    tokens: int = 64,
+    max_len: int = 256,
+    script: Script | None = None,
+    worker: dict[str, Any] | None = None,
+    **scheduler: Any,
+) -> SchedulerLoop:
+    """``pages`` usable pages, and a worker to match."""
+    fake = FakeWorker(
+        script,
+        num_pages=pages + 1,
+        page_size=page_size,
+        blocks=blocks,
+        max_num_seqs=seqs,
+        **(worker or {}),
+    )
+    return SchedulerLoop(
+        Scheduler(
+            pool=PagePool(pages + 1, page_size, blocks),
+            max_num_seqs=seqs,
+            max_num_batched_tokens=tokens,
+            max_model_len=max_len,
+            **scheduler,
+        ),
+        LocalExecutor(fake),
+    )
+
+
+def request(name: str, prompt: list[int] | int, max_tokens: int = 4, **kwargs: Any) -> Request:
+    """An int prompt is that many ids, different for each name."""
+    if isinstance(prompt, int):
+        prompt = [(sum(name.encode()) * 31 + i) % 500 for i in range(prompt)]
+    return Request(name, prompt, max_tokens, **kwargs)
+
+
+def expected(r: Request, count: int | None = None, script: Script | None = None) -> list[int]:
+    """What the script alone yields."""
+    script = script or hash_script()
+    tokens = [*r.prompt, *r.generated]
+    while len(tokens) < len(r.prompt) + (count or r.max_tokens):
+        tokens.append(script(tokens, len(r.prompt)))
+    return tokens[len(r.prompt) + len(r.generated) :]
