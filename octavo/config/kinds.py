@@ -11,6 +11,7 @@ import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any
 
 COUNT_UNITS = {"": 1, "k": 1000, "m": 1000**2, "g": 1000**3, "K": 1024, "M": 1024**2, "G": 1024**3}
@@ -85,7 +86,7 @@ def size_in_gib() -> Kind:
 
     def parse(given: str) -> int:
         if given.replace(".", "", 1).isdigit():
-            return int(float(given) * BYTE_UNITS["gib"])
+            return int(Fraction(given) * BYTE_UNITS["gib"])
         return _bounded(_scaled(given, BYTE_UNITS), 0, None)
 
     return Kind(parse, "a size such as 2GiB, 512MB or a number of GiB", "SIZE")

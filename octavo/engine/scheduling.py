@@ -31,10 +31,11 @@ def build_scheduler(config: Config, layout: CacheLayout, page_seconds: float = 0
 
 
 def describe_scheduling(config: Config, page_seconds: float = 0.0) -> str:
-    """What was chosen, for the start log."""
+    """What was chosen, and why, for the start log."""
     parts = [config.scheduling_policy]
     if config.scheduling_policy != "fcfs":
         parts[0] += f" (a level of priority is worth {config.priority_ageing:g} s)"
+    parts.append(f"at most {config.max_num_seqs} requests at once ({_why(config, 'max_num_seqs')})")
     if config.long_prefill_token_threshold:
         parts.append(f"at most {config.long_prefill_token_threshold} tokens of a prompt a step")
     for name, target in (("ITL", config.target_itl_ms), ("TTFT", config.target_ttft_ms)):
@@ -57,12 +58,17 @@ def _preemption(config: Config, page_seconds: float) -> str:
         return config.preemption_mode
     text = (
         f"{'swap or recompute' if config.preemption_mode == 'auto' else config.preemption_mode}, "
-        f"{config.num_host_pages:,} host pages ({config.swap_space / 2**30:.2f} GiB)"
+        f"{config.num_host_pages:,} host pages ({config.swap_space / 2**30:.2f} GiB: "
+        f"{_why(config, 'swap_space')})"
     )
     if page_seconds:
         rate = config.swap_space / config.num_host_pages / page_seconds
         text += f", {page_seconds * 1e6:.0f} µs a page ({rate / 1e9:.1f} GB/s)"
     return text
+
+
+def _why(config: Config, name: str) -> str:
+    return config.sources[name].removeprefix("derived: ")
 
 
 def _seconds(milliseconds: float | None) -> float | None:

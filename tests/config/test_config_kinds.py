@@ -14,6 +14,7 @@ from octavo.config.kinds import (
     or_auto,
     real,
     size,
+    size_in_gib,
     switch,
     text,
 )
@@ -54,6 +55,20 @@ def test_sizes(given_text: str, value: int) -> None:
 
 
 @pytest.mark.parametrize(
+    ("given_text", "value"),
+    [
+        ("4", 4 * 2**30),
+        ("0", 0),
+        ("0.1", 107_374_182),
+        ("512MB", 512 * 10**6),
+        ("1.5GiB", 3 * 2**29),
+    ],
+)
+def test_a_bare_size_may_count_gib(given_text: str, value: int) -> None:
+    assert size_in_gib().parse(given_text) == value
+
+
+@pytest.mark.parametrize(
     ("kind", "bad"),
     [
         (count(1), "0"),
@@ -68,6 +83,10 @@ def test_sizes(given_text: str, value: int) -> None:
         (size(), "GiB"),
         (size(), "-1GiB"),
         (size(), "0.3"),
+        (size_in_gib(), "-1"),
+        (size_in_gib(), "4 GiBs"),
+        (size_in_gib(), "."),
+        (size_in_gib(), ""),
         (real(0, 1, above_low=True), "0"),
         (real(0, 1), "1.01"),
         (real(0), "nan"),
@@ -104,7 +123,7 @@ def test_plain_bytes_are_exact(number: int) -> None:
 
 @given(st.text(max_size=12))
 def test_no_text_raises_anything_but_value_error(words: str) -> None:
-    for kind in (count(1), size(), real(0), switch(), json_object(), number_of(16)):
+    for kind in (count(1), size(), size_in_gib(), real(0), switch(), json_object(), number_of(16)):
         try:
             kind.parse(words)
         except ValueError:

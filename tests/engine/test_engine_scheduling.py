@@ -153,7 +153,10 @@ def test_no_more_run_than_the_ceiling() -> None:
 
 def test_the_start_says_what_was_chosen() -> None:
     plain = make_config(preemption_mode="recompute")
-    assert describe_scheduling(plain) == "fcfs; preemption by recompute"
+    assert describe_scheduling(plain) == (
+        "fcfs; at most 32 requests at once (requests of 128 tokens that the KV cache holds, at "
+        "least 8); preemption by recompute"
+    )
     config = make_config(
         scheduling_policy="fair",
         priority_ageing=5,
@@ -161,9 +164,11 @@ def test_the_start_says_what_was_chosen() -> None:
         target_itl_ms=50,
         target_ttft_ms=900,
         swap_space="8000KiB",
+        max_num_seqs=7,
     )
     assert describe_scheduling(config, page_seconds=4e-6) == (
-        "fair (a level of priority is worth 5 s); at most 64 tokens of a prompt a step; "
+        "fair (a level of priority is worth 5 s); at most 7 requests at once (flag "
+        "--max-num-seqs); at most 64 tokens of a prompt a step; "
         "target ITL 50 ms; target TTFT 900 ms; preemption by swap or recompute, "
-        "1,000 host pages (0.01 GiB), 4 µs a page (2.0 GB/s)"
+        "1,000 host pages (0.01 GiB: flag --swap-space), 4 µs a page (2.0 GB/s)"
     )
