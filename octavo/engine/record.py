@@ -6,11 +6,13 @@ come. ``octavo simulate`` reads it.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-
-import msgspec
+from types import NoneType
+from typing import Any
 
 from octavo.config.resolve import Config
 from octavo.core.errors import StartupError
@@ -23,7 +25,8 @@ BUFFER_BYTES = 1 << 20
 log = logging.getLogger("octavo.engine")
 
 
-class Start(msgspec.Struct, tag="start", tag_field="kind"):
+@dataclass
+class Start:
     """An engine has started. What it can run at once; ``num_pages`` counts the null page."""
 
     num_pages: int
@@ -35,7 +38,8 @@ class Start(msgspec.Struct, tag="start", tag_field="kind"):
     version: int = VERSION
 
 
-class Step(msgspec.Struct, tag="step", tag_field="kind"):
+@dataclass
+class Step:
     """``seconds`` are those from ``start`` to the next step, or to the step's end if no request was
     left; so they count all that the engine's thread did. See :mod:`octavo.core.steptime`."""
 
@@ -46,7 +50,8 @@ class Step(msgspec.Struct, tag="step", tag_field="kind"):
     context_tokens: int
 
 
-class Ended(msgspec.Struct, tag="request", tag_field="kind"):
+@dataclass
+class Ended:
     """A request that has ended. ``cached`` tokens of its prompt came out of the prefix cache;
     ``first`` is when its first token came, None if none did. Times are on the clock of the steps.
     """
@@ -64,8 +69,39 @@ class Ended(msgspec.Struct, tag="request", tag_field="kind"):
 
 
 Entry = Start | Step | Ended
-_decoder = msgspec.json.Decoder(Entry)
-_encoder = msgspec.json.Encoder()
+_KINDS: dict[str, type[Entry]] = {"start": Start, "step": Step, "request": Ended}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+_TYPES = {
+    "int": (int,),
+    "float": (int, float),
+    "float | None": (int, float, NoneType),
+    "bool": (bool,),
+    "str": (str,),
+}
+
+
+def to_line(entry: Entry) -> bytes:
+    """Times to the microsecond."""
+    values = {
+        name: round(value, 6) if type(value) is float else value
+        for name, value in vars(entry).items()
+    }
+    return json.dumps({"kind": _NAMES[type(entry)], **values}).encode() + b"\n"
+
+
+def from_line(line: bytes) -> Entry:
+    """Raises ValueError if it is none."""
+    values: Any = json.loads(line)
+    kind = _KINDS.get(values.pop("kind", None)) if isinstance(values, dict) else None
+    if kind is None:
+        raise ValueError("it has no known kind")
+    types = {field.name: _TYPES[str(field.type)] for field in fields(kind)}
+    if values.keys() != types.keys():
+        raise ValueError(f"it must have {', '.join(types)}")
+    for name, value in values.items():
+        if type(value) not in types[name]:
+            raise ValueError(f"{name} cannot be {value!r:.40}")
+    return kind(**values)
 
 
 class Recorder:
@@ -78,7 +114,7 @@ class Recorder:
     def __init__(self, path: Path, start: Start, now: float) -> None:
         try:
             self._file = path.open("ab", buffering=BUFFER_BYTES)
-            self._file.write(_encoder.encode(start) + b"\n")
+            self._file.write(to_line(start))
             self._file.flush()
         except OSError as error:
             raise StartupError(f"--trace-file: cannot write {path}: {error.strerror}.") from None
@@ -150,13 +186,13 @@ class Recorder:
         if delta.finish is not None:
             entry.finish, entry.end = delta.finish, since
             del self._live[delta.id]
-            self._write(_encoder.encode(entry) + b"\n")
+            self._write(to_line(entry))
 
     def _close_step(self, now: float) -> None:
         step, self._step = self._step, None
         if step is not None:
             step.seconds = now - self._origin - step.start
-            self._write(_encoder.encode(step) + b"\n")
+            self._write(to_line(step))
 
     def _write(self, line: bytes, flush: bool = False) -> None:
         if self._closed:
@@ -192,8 +228,8 @@ def read_recording(path: Path) -> Iterator[Entry]:
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             try:
-                entry = _decoder.decode(line)
-            except msgspec.DecodeError as error:
+                entry = from_line(line)
+            except ValueError as error:
                 if not line.endswith(b"\n"):
                     break  # cut off when the engine died
                 raise ValueError(f"line {number} is not part of a recording: {error}") from None

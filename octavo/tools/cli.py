@@ -15,6 +15,7 @@ COMMANDS = {
     "serve": ("octavo.tools.serve", "serve a model over HTTP, the way OpenAI's clients expect it"),
     "chat": ("octavo.tools.chat", "talk to a server or to a model"),
     "bench": ("octavo.tools.bench", "measure throughput and latency, compare two measurements"),
+    "simulate": ("octavo.tools.simulate.command", "run the scheduler on a virtual clock"),
     "version": ("octavo.tools.versions", "print the versions of Octavo and of what it runs on"),
 }
 USAGE_ERROR = 2

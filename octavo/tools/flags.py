@@ -53,10 +53,14 @@ def add_options(parser: Parser, groups: Collection[str] | None = None) -> None:
     parser.add_argument(
         "model", nargs="?", metavar="MODEL", help="the same as --model", default=argparse.SUPPRESS
     ).dest = _POSITIONAL_MODEL
+    entries = [entry for entry in DECLARATIONS.values() if groups is None or entry.group in groups]
+    add_named_options(parser, [entry.name for entry in entries])
+
+
+def add_named_options(parser: Parser, names: Collection[str]) -> None:
+    """Add the flags of these options, and no model."""
     sections: dict[str, Any] = {}
-    for entry in DECLARATIONS.values():
-        if groups is not None and entry.group not in groups:
-            continue
+    for entry in (DECLARATIONS[name] for name in names):
         if entry.group not in sections:
             sections[entry.group] = parser.add_argument_group(entry.group)
         _add_option(sections[entry.group], entry)

@@ -103,7 +103,12 @@ def test_a_line_cut_off_by_a_death_is_left_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ('{"kind":"other"}\n', "line 1 is not part"),
+        ('{"kind":"other"}\n', "line 1 is not part of a recording: it has no known kind"),
+        ("[1]\n", "it has no known kind"),
+        ('{"kind":"step"}\n', "it must have start, seconds"),
+        ("hello\n", "line 1 is not part"),
+        ('{"kind":"step","start":"0","seconds":1,"prefill_tokens":1,"decode_rows":0,'
+         '"context_tokens":1}\n', "start cannot be '0'"),
         ("", "does not begin"),
         ('{"kind":"step","start":0,"seconds":1,"prefill_tokens":1,"decode_rows":0,'
          '"context_tokens":1}\n', "does not begin"),

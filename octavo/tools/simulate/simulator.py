@@ -19,7 +19,7 @@ class Simulator:
     """The engine's loop at depth 1, with a cost model in place of the model.
 
     A request's answer ends at the length that the trace says. The scheduler must be idle, and
-    have an empty prefix cache. Prompts have no page in common.
+    have an empty prefix cache. Prompts share what the trace says, and nothing else.
     """
 
     def __init__(self, scheduler: Scheduler, cost: CostModel) -> None:
@@ -62,21 +62,28 @@ class Simulator:
                 progress(ledger.num_ended)
 
     def _requests(self, trace: Trace) -> Iterator[Request]:
-        """Requests of the trace's lengths. A page's hash is any bytes that no other page has."""
+        """Requests of the trace's lengths. A page's hash is its index and, if no other request has
+        it, the request's number."""
         page_size = self.scheduler.pool.layout.page_size
-        lengths = zip(trace.prompt.tolist(), trace.max_tokens.tolist(), strict=True)
-        for number, (prompt_len, max_tokens) in enumerate(lengths):
-            first = number << 32
+        shared = [0] * len(trace) if trace.shared is None else trace.shared.tolist()
+        lengths = zip(trace.prompt.tolist(), trace.max_tokens.tolist(), shared, strict=True)
+        for number, (prompt_len, max_tokens, common) in enumerate(lengths):
+            own, first_own = (number + 1) << 32, common // page_size
             yield Request(
                 str(number),
                 [number] + [0] * (prompt_len - 1),
                 max_tokens=max_tokens,
                 stop_ids=_STOP_IDS,
                 block_hashes=tuple(
-                    [(first + page).to_bytes(8) for page in range(prompt_len // page_size)]
+                    [
+                        (page if page < first_own else own + page).to_bytes(8)
+                        for page in range(prompt_len // page_size)
+                    ]
                 ),
                 tenant=trace.tenant[number] if trace.tenant else "",
                 priority=trace.priority[number] if trace.priority else 0,
+                timeout=trace.timeout,
+                queue_timeout=trace.queue_timeout,
             )
 
 
