@@ -1,0 +1,76 @@
+"""How much of a step prompts get: beside decodes, under pressure, and within the targets."""
+
+from __future__ import annotations
+
+import pytest
+
+from octavo.core.pacing import LEAST_CHUNK, STEADY_SHARE, URGENT, PrefillPace
+
+BUDGET = 2048
+ROWS, CONTEXT = 10, 1000
+
+
+def seconds(prefill: int, rows: int, context: int) -> float:
+    """A machine: 10 ms a step, 1 ms a token, 10 µs a token of context."""
+    return 10e-3 + 1e-3 * (prefill + rows) + 1e-5 * context
+
+
+def shown(pace: PrefillPace, steps: int = 200) -> PrefillPace:
+    """After steps of many sizes, every fourth of them with a prompt."""
+    for step in range(steps):
+        prefill, rows, context = (step % 4 == 0) * (20 + step), 5 + step % 7, 300 + 17 * step
+        pace.observe(prefill, rows, context, seconds(prefill, rows, context))
+    return pace
+
+
+def tokens(pace: PrefillPace, *, pressed: bool = False, waited: float = 0.0) -> int:
+    return pace.tokens(BUDGET, ROWS, CONTEXT, pressed, waited)
+
+
+def test_prompts_get_all_that_is_left_without_pressure_and_targets() -> None:
+    assert tokens(shown(PrefillPace())) == BUDGET
+
+
+@pytest.mark.parametrize("pressed", [True, False])
+def test_where_nobody_decodes_nobody_is_held_up(pressed: bool) -> None:
+    pace = shown(PrefillPace(target_itl=0.02, target_ttft=1.0))
+    assert pace.tokens(BUDGET, 0, 0, pressed, 0.0) == BUDGET
+
+
+def test_pressure_leaves_prompts_a_little_more_than_their_steady_need() -> None:
+    pace = PrefillPace()
+    assert tokens(pace, pressed=True) == LEAST_CHUNK
+    for step in range(2000):
+        pace.observe(400 if step % 4 == 0 else 0, ROWS, CONTEXT, 0.1)
+    assert tokens(pace, pressed=True) == pytest.approx(STEADY_SHARE * 100, rel=0.05)
+    assert tokens(pace) == BUDGET
+
+
+def test_a_target_bounds_the_predicted_step() -> None:
+    pace = shown(PrefillPace(target_itl=0.1))
+    prefill = tokens(pace)
+    assert seconds(prefill, ROWS, CONTEXT) == pytest.approx(0.1, rel=0.05)
+    tight = shown(PrefillPace(target_itl=0.001))
+    assert tokens(tight) == LEAST_CHUNK  # prompts must not starve
+
+
+def test_a_target_waits_until_steps_were_seen() -> None:
+    assert tokens(shown(PrefillPace(target_itl=0.1), steps=8)) == BUDGET
+
+
+def test_an_urgent_first_token_lifts_the_bound_of_pressure_but_not_that_of_the_itl() -> None:
+    late, early = 1.01 * URGENT * 2.0, 0.99 * URGENT * 2.0
+    pace = shown(PrefillPace(target_ttft=2.0))
+    assert tokens(pace, pressed=True, waited=late) == BUDGET
+    assert tokens(pace, pressed=True, waited=early) < BUDGET
+    both = shown(PrefillPace(target_itl=0.1, target_ttft=2.0))
+    assert tokens(both, pressed=True, waited=late) == tokens(both) < BUDGET
+
+
+def test_a_slower_machine_shrinks_the_chunks() -> None:
+    pace = shown(PrefillPace(target_itl=0.1))
+    before = tokens(pace)
+    for step in range(600):
+        prefill, rows, context = (step % 4 == 0) * (20 + step % 90), 5 + step % 7, 300 + step
+        pace.observe(prefill, rows, context, 2 * seconds(prefill, rows, context))
+    assert tokens(pace) == pytest.approx(0.5 * before, rel=0.1)
