@@ -134,9 +134,13 @@ class Ops:
                 continue
             first = context - (end - begin)  # position of the row's first query
             low = max(0, first - meta.window + 1) if meta.window else 0
-            pages = meta.page_table[row, : -(-context // meta.page_size)].long()
+            start = low // meta.page_size * meta.page_size  # of the first page that a query sees
+            pages = meta.page_table[row, start // meta.page_size : -(-context // meta.page_size)].long()
             span = _read_pages(kv_pages[pages, layer], meta.page_size)
-            k, v = (span[:, i].transpose(1, 2).flatten(0, 1)[low:context] for i in (0, 1))
+            k, v = (
+                span[:, i].transpose(1, 2).flatten(0, 1)[low - start : context - start]
+                for i in (0, 1)
+            )
             visible = _visible(first, context, low, meta.window, q.device)
             out[begin:end] = _dense_attention(
                 q[begin:end].float(), k, v, visible, scale, soft_cap
