@@ -83,3 +83,31 @@ def test_groups_shorten_each_other() -> None:
     first = cached(pool, KEYS, 0, missing={1, 2, 3, 5})
     cached(pool, KEYS, 1, missing={3})
     assert longest_hit(pool, KEYS) == [first[:1], [pool.lookup(group_key(KEYS[0], 1))]]
+
+
+@given(
+    windows=st.lists(st.just(0) | st.integers(2, 20), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_the_hit_is_the_longest_that_every_group_can_go_on_from(
+    windows: list[int], data: st.DataObject
+) -> None:
+    """Against the definition: after n pages, a full group needs them all, a window those of the
+    window - 1 tokens before the next one."""
+    blocks = tuple(BlockSpec(window=window) for window in windows)
+    pool = PagePool(100, page_size=4, blocks=blocks)
+    missing = [data.draw(st.sets(st.integers(0, len(KEYS) - 1))) for _ in windows]
+    pages = [cached(pool, KEYS, group, gone) for group, gone in enumerate(missing)]
+
+    def needed(window: int, length: int) -> range:
+        return range(max(0, length * 4 - (window - 1)) // 4 if window else 0, length)
+
+    length = max(
+        n
+        for n in range(len(KEYS) + 1)
+        if all(not gone & set(needed(w, n)) for w, gone in zip(windows, missing, strict=True))
+    )
+    assert longest_hit(pool, KEYS) == [
+        [table[i] if i in needed(window, length) else 0 for i in range(length)]
+        for window, table in zip(windows, pages, strict=True)
+    ]
