@@ -37,8 +37,8 @@ class Admission(Protocol):
     def left(self, seq: Sequence, ended: bool) -> None:
         """It gives its pages back; ``ended``: because its answer is complete."""
 
-    def preempted(self) -> None:
-        """A sequence lost its pages to another one."""
+    def preempted(self, seq: Sequence) -> None:
+        """A sequence is about to lose its pages to another one that runs."""
 
 
 class AdmitWhatFits:
@@ -64,4 +64,4 @@ class AdmitWhatFits:
     def left(self, seq: Sequence, ended: bool) -> None:
         self._num_running -= 1
 
-    def preempted(self) -> None: ...
+    def preempted(self, seq: Sequence) -> None: ...

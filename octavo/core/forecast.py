@@ -15,9 +15,13 @@ HORIZONS = np.array(
     [1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128, 181, 256]
 )  # pages of output
 FIRST_CAUTION = 1.0
-MIN_CAUTION, MAX_CAUTION = -1.0, 4.0
-MORE_CAUTION = 0.5  # after a preemption
-LESS_CAUTION = 0.015  # after a request has left: 33 of them make up for a preemption
+MIN_CAUTION, MAX_CAUTION = -2.0, 4.0
+MORE_CAUTION = 0.3  # for each request's worth of tokens that preemptions have lost
+# So many requests' worth of tokens may be lost while all that run are replaced once. What few
+# requests hold fluctuates more, so that caution costs a small pool more than a large one.
+SOUGHT_LOSS = 0.7
+MIN_TURNOVER = 6
+MEMORY = 100  # ended requests over which their mean number of tokens is taken
 
 Vector = NDArray[np.float64]
 
@@ -47,6 +51,8 @@ class Forecast:
         self._own: list[int] = []
         self._left: list[int] = []
         self._active: list[bool] = []
+        self._num_active = 0
+        self._mean_tokens = 256.0  # of a request, prompt included
         self._fresh_until = -1
         self._mean = self._variance = np.zeros(len(HORIZONS))
         self._rows: dict[int, tuple[Vector, Vector]] = {}  # of slots that joined since
@@ -76,6 +82,7 @@ class Forecast:
         outlook = self._outlook(seq, claims)
         self._age[slot], self._own[slot], self._left[slot] = outlook
         self._active[slot] = True
+        self._num_active += 1
         mean, variance = self._rows[slot] = self._row(*outlook)
         self._mean = self._mean + mean
         self._variance = self._variance + variance
@@ -92,7 +99,10 @@ class Forecast:
         slot = seq.slot
         if ended:
             self._lengths.ended(seq.num_output // self._page_size)
-        self._caution = max(MIN_CAUTION, self._caution - LESS_CAUTION)
+            self._mean_tokens += (len(seq.tokens) - self._mean_tokens) / MEMORY
+        less = MORE_CAUTION * SOUGHT_LOSS / max(MIN_TURNOVER, self._num_active)
+        self._caution = max(MIN_CAUTION, self._caution - less)
+        self._num_active -= 1
         self._active[slot] = False
         self._own[slot] = 0
         mean, variance = self._rows.pop(slot, None) or (self._means[slot], self._variances[slot])
@@ -103,8 +113,9 @@ class Forecast:
     def caution(self) -> float:
         return self._caution
 
-    def preempted(self) -> None:
-        self._caution = min(MAX_CAUTION, self._caution + MORE_CAUTION)
+    def preempted(self, seq: Sequence) -> None:
+        lost = min(1.0, seq.scheduled / self._mean_tokens)
+        self._caution = min(MAX_CAUTION, self._caution + MORE_CAUTION * lost)
 
     def _outlook(self, seq: Sequence, claims: int) -> tuple[int, int, int]:
         """Age, own pages, and pages that the answer may still take."""

@@ -28,6 +28,7 @@ from octavo.core.sequence import GONE, Sequence
 from octavo.core.waiting import Fcfs, Policy
 
 RETRY_STEPS = 8  # a head of the queue that was refused is looked at again after so many steps
+PRESSURE_STEPS = 64  # after a refusal, the pool counts as full
 MAX_LIVES = 8  # so often preempted, a sequence gives way to nobody that waits
 _by_key = attrgetter("key")
 
@@ -103,7 +104,9 @@ class Scheduler:
         self.pace = pace or PrefillPace()
         self._longest_slice = long_prefill_token_threshold or max_num_batched_tokens
         self._policy = policy or Fcfs()
-        self._admission = admission or Forecast(self.cache.page_size, self.max_len)
+        self._admission = admission or Forecast(
+            self.cache.page_size, self.max_len, growing=max(1, pool.layout.num_growing)
+        )
         self._preemption = preemption or Preemption()
         self._choose = choose
         self._step = 0
@@ -118,6 +121,7 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._blocked: Sequence | None = None  # head that was refused …
         self._retry = 0  # … and is not looked at before this step, unless pages come back
+        self._pressed_until = 0
         self._flights: deque[Flight] = deque()
         self._free_slots = list(range(self.max_num_seqs - 1, -1, -1))
         self._leaves: list[int] = []  # slots given up that no plan has told yet
@@ -331,7 +335,9 @@ class Scheduler:
         oldest = catching_up[0] if catching_up else self._policy.head()
         if oldest is None:
             return budget
-        pressed = self._blocked is not None
+        pressed = self._step < self._pressed_until
+        if pressed and catching_up:  # until all have caught up, nobody else is looked at
+            self._pressed_until = self._step + PRESSURE_STEPS
         context = sum(flight.plan.starts) if rows else 0
         return self.pace.tokens(budget, rows, context, pressed, now - oldest.arrival)
 
@@ -348,14 +354,15 @@ class Scheduler:
     def _preempt(self, flight: Flight, seq: Sequence, reason: str) -> None:
         """Take slot and pages; the request waits again, ahead of those that came after it."""
         flight.take_out(seq)
+        if reason != "priority":
+            self._admission.preempted(seq)
         heir = seq.successor()
         self._live[seq.id] = heir
         swap = self._preemption.swaps(seq, self.pace.step_time) and self.cache.park(seq, heir)
         self._vacate(seq)
         self._sweep()
         self._policy.push(heir)
-        if reason != "priority":
-            self._admission.preempted()
+        self._pressed_until = self._step + PRESSURE_STEPS
         stats = self._stats
         stats.preemptions += 1
         if swap:
@@ -373,6 +380,7 @@ class Scheduler:
             quote = self.cache.quote(seq, min(budget, self._longest_slice))
             if not self._make_room(flight, seq, quote):
                 self._blocked, self._retry = seq, self._step + RETRY_STEPS
+                self._pressed_until = self._step + PRESSURE_STEPS
                 return
             if seq is self._blocked:
                 self._blocked = None
