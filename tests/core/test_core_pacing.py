@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from octavo.core.pacing import LEAST_CHUNK, STEADY_SHARE, URGENT, PrefillPace
+from tests.fakes.loop import make_loop, request
 
 BUDGET = 2048
 ROWS, CONTEXT = 10, 1000
@@ -74,3 +75,33 @@ def test_a_slower_machine_shrinks_the_chunks() -> None:
         prefill, rows, context = (step % 4 == 0) * (20 + step % 90), 5 + step % 7, 300 + step
         pace.observe(prefill, rows, context, 2 * seconds(prefill, rows, context))
     assert tokens(pace) == pytest.approx(0.5 * before, rel=0.1)
+
+
+def steps_to_first_token(pace: PrefillPace) -> int:
+    """Of a prompt that is computed beside two answers, while the next one waits for pages."""
+    loop = make_loop(
+        pages=45,
+        page_size=16,
+        tokens=64,
+        max_len=1024,
+        pace=pace,
+        long_prefill_token_threshold=48,  # so that the step has a look at who waits
+    )
+    loop.submit(request("a", 16, 90), request("b", 16, 90))
+    loop.step()
+    loop.submit(request("long", 500, 2), request("waits", 500, 2))
+    before = len(loop.history)
+    while not loop.outputs["long"].ids:
+        loop.step()
+    assert loop.outputs["waits"].cached_tokens is None
+    return len(loop.history) - before
+
+
+def test_a_ttft_target_acts_under_pressure() -> None:
+    """The loop's clock: a second a step."""
+    unhurried, hurried = (
+        steps_to_first_token(PrefillPace(target_ttft=target)) for target in (None, 8.0)
+    )
+    at_once = -(-500 // 48)
+    assert at_once <= hurried <= at_once + 5
+    assert unhurried > 2 * hurried
