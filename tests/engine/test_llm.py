@@ -317,7 +317,10 @@ async def test_an_id_may_be_used_again_and_outputs_are_snapshots(folder: Path) -
     await stream.aclose()
     outputs = [o async for o in engine.generate("y", GREEDY, request_id="q")]
     assert outputs[-1].request_id == output.request_id == "q"
-    assert [len(o.outputs[0].token_ids) for o in outputs] == list(range(1, 17))
+    lengths = [len(o.outputs[0].token_ids) for o in outputs]
+    assert lengths == sorted(set(lengths))  # what comes at once on a busy machine is one output
+    assert len(lengths) > 1
+    assert lengths[-1] == 16
     assert outputs[-1].outputs[0].finish_reason == "length"
     await engine.close()
 
