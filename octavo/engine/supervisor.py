@@ -205,7 +205,7 @@ class Supervisor:
         elif fields["kind"] == "failed":
             child.failure = str(fields["error"])
         elif fields["kind"] == "ready" and child.name == "front":
-            self._announce()
+            self._announce(chats=bool(fields["chats"]))
 
     def _show_progress(self, stage: str, share: float) -> None:
         """A line when the stage changes, and one for each fifth of a long stage."""
@@ -214,15 +214,20 @@ class Supervisor:
             log.info("%s%s", stage, f" ({share:.0%})" if 0 < share < 1 else "")
         self._stage = mark
 
-    def _announce(self) -> None:
+    def _announce(self, *, chats: bool) -> None:
         host = f"[{self._config.host}]" if ":" in self._config.host else self._config.host
         url = f"http://{host}:{self._port}"
         print(f"Octavo is ready on {url} ({time.time() - self._started:.1f} s)")
-        print(
-            f"Try:  curl {url}/v1/chat/completions -H 'Content-Type: application/json' -d "
-            """'{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'""",
-            flush=True,
-        )
+        print(f"Try:  {example_call(url, chats=chats)}", flush=True)
+
+
+def example_call(url: str, *, chats: bool) -> str:
+    """A command that this server answers; base models have no chat template."""
+    verb, body = "completions", '{"prompt": "The capital of France is", "max_tokens": 16}'
+    if chats:
+        verb = "chat/completions"
+        body = '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
+    return f"curl {url}/v1/{verb} -H 'Content-Type: application/json' -d '{body}'"
 
 
 def run_supervisor(config: Config, front_module: str, started: float) -> int:

@@ -86,16 +86,19 @@ async def _serve(orders: FrontOrders) -> None:
             shutdown_timeout_s=config.shutdown_timeout,
             log_level=config.uvicorn_log_level,
             access_log=not config.disable_access_log,
-            on_ready=lambda: report(kind="ready"),
+            on_ready=lambda: report(kind="ready", chats=_template_problem(text) is None),
         )
     await client.close()
 
 
 def _warn_of_template(text: TextFront) -> None:
     """Say now what each chat request would be told."""
-    problem = NO_TEMPLATE if text.template is None else text.template.problem
-    if problem:
+    if problem := _template_problem(text):
         log.warning("Chat will answer 400, completions work: %s", problem)
+
+
+def _template_problem(text: TextFront) -> str | None:
+    return NO_TEMPLATE if text.template is None else text.template.problem
 
 
 if __name__ == "__main__":
