@@ -10,6 +10,10 @@ and neighbours at the same time, so that they share the L2 cache.
 Names: ``rows`` of a unit are query · GROUP + head of the group, padded to ROWS. ``top`` and
 ``total`` [rows] are the largest score so far, in base 2, and the sum of weights. DIM is padded to
 WIDTH, a power of two. Scores and sums are fp32.
+
+FP8 pages: a tile's codes are multiplied as they are, in the type of the queries; the scales of K
+multiply scores, those of V weights. Weights then get as small as V: 256 keeps them off the
+subnormal numbers of fp16.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.ops.triton import fp8
 from octavo.ops.triton.early import begin
 
 _LOWEST = tl.constexpr(-1.0e30)  # below any score, yet finite: a row that saw nothing is no NaN
@@ -32,19 +37,32 @@ def _tanh(x):
 
 
 @triton.jit
-def _load_tile(at, seen, DIM: tl.constexpr, MASK: tl.constexpr):
+def _load_tile(at, seen, DTYPE: tl.constexpr, DIM: tl.constexpr, MASK: tl.constexpr,
+               FP8: tl.constexpr):  # fmt: skip
     """Keys or values [TILE, WIDTH]; zeros where ``seen`` [TILE] is false and past DIM."""
     d = tl.arange(0, at.shape[1])
     if MASK:
         loaded = seen[:, None]
         if at.shape[1] != DIM:
             loaded = loaded & (d < DIM)[None, :]
-        x = tl.load(at, mask=loaded, other=0.0)
+        x = tl.load(at, mask=loaded, other=0)
     elif at.shape[1] != DIM:
-        x = tl.load(at, mask=(d < DIM)[None, :], other=0.0)
+        x = tl.load(at, mask=(d < DIM)[None, :], other=0)
     else:
         x = tl.load(at)
+    if FP8:
+        x = fp8.numbers(x, DTYPE, FP8)
     return x
+
+
+@triton.jit
+def _load_scales(at, seen, FACTOR: tl.constexpr, MASK: tl.constexpr):
+    """Scales [TILE] times FACTOR; zeros where ``seen`` is false."""
+    if MASK:
+        x = tl.load(at, mask=seen, other=0.0)
+    else:
+        x = tl.load(at)
+    return x.to(tl.float32) * FACTOR
 
 
 @triton.jit
@@ -53,7 +71,7 @@ def _attend_tiles(  # noqa: PLR0913
     window, MASK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     DIM: tl.constexpr, PAGE_STRIDE: tl.constexpr, VALUES_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """Go on over tiles [first_tile, last_tile) of one KV head, whose keys in page 0 start at
     ``keys``. With MASK nothing outside tokens [low, high) is read: it may be NaN."""
@@ -69,8 +87,12 @@ def _attend_tiles(  # noqa: PLR0913
             page = tl.load(table + token // PAGE)
         place = page.to(tl.int64) * PAGE_STRIDE + (token % PAGE) * TOKEN_STRIDE
         at = keys + place[:, None] + d[None, :]
-        k = _load_tile(at, seen, DIM, MASK)
+        k = _load_tile(at, seen, q.dtype, DIM, MASK, FP8)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
+        if FP8:
+            scales = keys + page.to(tl.int64) * PAGE_STRIDE + PAGE * DIM
+            scales = fp8.scale_place(scales) + token % PAGE
+            score *= _load_scales(scales, seen, fp8.UNIT[FP8], MASK)[None, :]
         factor = scale * _LOG2E
         if SOFT_CAP:
             score = soft_cap * _tanh(score * (scale / soft_cap))
@@ -87,7 +109,9 @@ def _attend_tiles(  # noqa: PLR0913
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weight, 1)
         acc = acc * shrink[:, None]
-        v = _load_tile(at + VALUES_STRIDE, seen, DIM, MASK)
+        v = _load_tile(at + VALUES_STRIDE, seen, q.dtype, DIM, MASK, FP8)
+        if FP8:
+            weight *= _load_scales(scales + VALUES_STRIDE // 2, seen, 256.0, MASK)[None, :]
         acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
         top = new_top
     return acc, top, total
@@ -99,7 +123,7 @@ def _attend_run(  # noqa: PLR0913
     soft_cap, window, GROUP: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
     TILE: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     PAGE_STRIDE: tl.constexpr, VALUES_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr,
 ):  # fmt: skip
     """A unit of ``size`` queries from position ``start`` on, over some of its tiles."""
     row = tl.arange(0, ROWS)
@@ -119,13 +143,16 @@ def _attend_run(  # noqa: PLR0913
         acc, top, total = _attend_tiles(
             q, acc, top, total, first_tile, masked_from, low, high, position, keys, table, scale,
             soft_cap, window, False, TOKENS, TILE, PAGE, DIM, PAGE_STRIDE, VALUES_STRIDE,
-            TOKEN_STRIDE, WINDOW, SOFT_CAP, PRECISION,
+            TOKEN_STRIDE, WINDOW, SOFT_CAP, PRECISION, FP8,
         )  # fmt: skip
-    return _attend_tiles(
+    acc, top, total = _attend_tiles(
         q, acc, top, total, masked_from, last_tile, low, high, position, keys, table, scale,
         soft_cap, window, True, TOKENS, TILE, PAGE, DIM, PAGE_STRIDE, VALUES_STRIDE,
-        TOKEN_STRIDE, WINDOW, SOFT_CAP, PRECISION,
+        TOKEN_STRIDE, WINDOW, SOFT_CAP, PRECISION, FP8,
     )  # fmt: skip
+    if FP8:
+        acc *= fp8.UNIT[FP8] / 256.0
+    return acc, top, total
 
 
 @triton.jit
@@ -185,7 +212,8 @@ def share_kernel(  # noqa: PLR0913
     KEPT: tl.constexpr, PARTS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     DIM: tl.constexpr, WIDTH: tl.constexpr, PAGE_STRIDE: tl.constexpr, LAYER_STRIDE: tl.constexpr,
     VALUES_STRIDE: tl.constexpr, HEAD_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr,
-    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """One program a share. ``sums`` [2 · shares, KEPT, WIDTH] and ``states`` [2 · shares, 2, KEPT]
     hold parts; KEPT rows hold all real rows of a unit, PARTS are added up at a time."""
@@ -223,7 +251,7 @@ def share_kernel(  # noqa: PLR0913
             table + page_row.to(tl.int64) * table_stride, at - origin + skipped,
             stop - origin + skipped, first, start, size, head, scale, soft_cap, window,
             GROUP, TOKENS, ROWS, TILE, PAGE, DIM, WIDTH, PAGE_STRIDE, VALUES_STRIDE, TOKEN_STRIDE,
-            WINDOW, SOFT_CAP, PRECISION,
+            WINDOW, SOFT_CAP, PRECISION, FP8,
         )  # fmt: skip
         if stop - at == tiles:
             _write(
@@ -265,7 +293,7 @@ def unit_kernel(  # noqa: PLR0913
     TILE: tl.constexpr, PAGE: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     PAGE_STRIDE: tl.constexpr, LAYER_STRIDE: tl.constexpr, VALUES_STRIDE: tl.constexpr,
     HEAD_STRIDE: tl.constexpr, TOKEN_STRIDE: tl.constexpr, WINDOW: tl.constexpr,
-    SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr, EARLY: tl.constexpr,
+    SOFT_CAP: tl.constexpr, PRECISION: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Whole units, one after the other, the last (of most tiles) first."""
     begin(EARLY)
@@ -287,6 +315,6 @@ def unit_kernel(  # noqa: PLR0913
             table + page_row.to(tl.int64) * table_stride, skipped, last_tile, first, start, size,
             head, scale, soft_cap, window,
             GROUP, TOKENS, ROWS, TILE, PAGE, DIM, WIDTH, PAGE_STRIDE, VALUES_STRIDE, TOKEN_STRIDE,
-            WINDOW, SOFT_CAP, PRECISION,
+            WINDOW, SOFT_CAP, PRECISION, FP8,
         )  # fmt: skip
         _write(acc, total, out, out_token_stride, out_head_stride, first, size, head, GROUP, DIM)

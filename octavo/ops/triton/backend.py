@@ -10,7 +10,8 @@ import triton
 from torch import Tensor
 
 from octavo.ops.api import GroupMeta, Ops
-from octavo.ops.triton import attention, rope, rows
+from octavo.ops.fp8 import is_fp8
+from octavo.ops.triton import attention, fp8, rope, rows
 from octavo.ops.triton.plan import Cut, Work, plan
 from octavo.ops.triton.tiles import Card, CardTiles, Tile, pick, tiles_for
 
@@ -138,7 +139,7 @@ class TritonOps(Ops):
         eps: float = 1e-6,
     ) -> Tensor:
         qkv = qkv if _rows_dense(qkv) else qkv.contiguous()
-        dim = kv_pages.shape[-1]
+        dim = qkv.shape[1] // (num_heads + 2 * num_kv_heads)
         width = triton.next_power_of_2(dim)
         q = qkv.new_empty((qkv.shape[0], num_heads, dim))
         if not qkv.shape[0]:
@@ -146,7 +147,7 @@ class TritonOps(Ops):
         heads = num_heads + 2 * num_kv_heads
         elements, warps = self.tiles.rows.rope(qkv.shape[0])
         block = max(1, min(triton.next_power_of_2(heads), elements // width))
-        page, layers, values, head, offset, _ = kv_pages.stride()
+        page, layers, values, head, offset = _strides(kv_pages, dim)
         rope.rope_kernel[(qkv.shape[0], triton.cdiv(heads, block))](
             qkv, positions.contiguous(), cos_sin, qkv if q_norm is None else q_norm,
             qkv if k_norm is None else k_norm, meta.page.contiguous(), meta.offset.contiguous(),
@@ -154,7 +155,8 @@ class TritonOps(Ops):
             qkv.stride(0), page, layers, values, head, offset, eps,
             Q_HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=dim, WIDTH=width,
             HALF=cos_sin.shape[-1] // 2, BLOCK=block, NORM_Q=q_norm is not None,
-            NORM_K=k_norm is not None, num_warps=warps, **self._early,
+            NORM_K=k_norm is not None, PAGE=meta.page_size, FP8=is_fp8(kv_pages),
+            num_warps=warps, **self._early,
         )  # fmt: skip
         return q
 
@@ -180,8 +182,10 @@ class TritonOps(Ops):
 
     def _plan(self, q: Tensor, kv_pages: Tensor, meta: GroupMeta) -> tuple[_Launch, ...]:
         """Rows of few queries go to one launch, rows of many to another."""
-        kv_heads, _, dim = kv_pages.shape[3:]
-        group, size = q.shape[1] // kv_heads, kv_pages.element_size()
+        kv_heads, dim = kv_pages.shape[3], q.shape[2]
+        group = q.shape[1] // kv_heads
+        # Tiles of fp8 take no more memory than others: a tile of codes half, one as numbers once.
+        size = q.element_size() if is_fp8(kv_pages) else kv_pages.element_size()
         tile = pick(self.tiles.few, dim, group).fitted(dim, size, self.card.shared_bytes)
         tokens = 1 if meta.max_query == 1 else tile.rows // group
         cut = Cut(0, tokens, tokens, tile.tokens, self._programs(tile), tile.least)
@@ -202,17 +206,18 @@ class TritonOps(Ops):
     def _launch(
         self, tile: Tile, cut: Cut, split: bool, q: Tensor, kv_pages: Tensor, meta: GroupMeta
     ) -> _Launch:
-        kv_heads, page_size, dim = kv_pages.shape[3:]
+        kv_heads, dim = kv_pages.shape[3], q.shape[2]
         group = q.shape[1] // kv_heads
         width = max(_MMA_ROWS, triton.next_power_of_2(dim))
-        page, layer, values, head, token, _ = kv_pages.stride()
+        page, layer, values, head, token = _strides(kv_pages, dim)
         constants = {
             "PAGE_STRIDE": page, "LAYER_STRIDE": layer, "VALUES_STRIDE": values,
             "HEAD_STRIDE": head, "TOKEN_STRIDE": token, "HEADS": kv_heads, "GROUP": group,
-            "TOKENS": cut.tokens, "ROWS": tile.rows, "TILE": tile.tokens, "PAGE": page_size,
+            "TOKENS": cut.tokens, "ROWS": tile.rows, "TILE": tile.tokens, "PAGE": meta.page_size,
             "DIM": dim, "WIDTH": width, "WINDOW": meta.window > 0,
             "num_warps": tile.warps, "num_stages": tile.stages,
-            "PRECISION": "ieee" if q.dtype is torch.float32 else "tf32", **self._early,
+            "PRECISION": "ieee" if q.dtype is torch.float32 else "tf32",
+            "FP8": fp8.decoding(self.card) if is_fp8(kv_pages) else fp8.PLAIN, **self._early,
         }  # fmt: skip
         if tile.registers:
             constants["maxnreg"] = tile.registers
@@ -253,6 +258,11 @@ class TritonOps(Ops):
                 q, kv_pages, table, out, work.units, work.tiles_before, work.totals,
                 work.starts, work.arrived, *launch.parts, *places, **constants,
             )  # fmt: skip
+
+
+def _strides(kv_pages: Tensor, dim: int) -> tuple[int, ...]:
+    """Elements from page to page, layer to layer, K to V, head to head and token to token."""
+    return *kv_pages.stride()[:4], dim if is_fp8(kv_pages) else kv_pages.stride(4)
 
 
 def _rows_dense(x: Tensor) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from octavo.ops.triton import fp8
 from octavo.ops.triton.early import begin
 
 
@@ -21,7 +22,7 @@ def rope_kernel(  # noqa: PLR0913
     token_stride, page_stride, layer_stride, values_stride, head_stride, offset_stride, eps,
     Q_HEADS: tl.constexpr, KV_HEADS: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     HALF: tl.constexpr, BLOCK: tl.constexpr, NORM_Q: tl.constexpr, NORM_K: tl.constexpr,
-    EARLY: tl.constexpr,
+    PAGE: tl.constexpr, FP8: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """BLOCK heads of a token a program; heads are queries, keys, values. The first 2 · HALF
     features are rotated: y[d] = x[d] cos ∓ x[partner of d] sin."""
@@ -57,9 +58,16 @@ def rope_kernel(  # noqa: PLR0913
     y = tl.where(is_v[:, None], x, x * cos[None, :] + other * sin[None, :])
     q_at = q_out + (token * Q_HEADS + head[:, None]) * DIM + d[None, :]
     tl.store(q_at, y.to(q_out.dtype.element_ty), mask=real & is_q[:, None])
-    place = kv + tl.load(pages + token) * page_stride + tl.load(offsets + token) * offset_stride
-    place += layer.to(tl.int64) * layer_stride
+    offset = tl.load(offsets + token)
+    place = kv + tl.load(pages + token) * page_stride + layer.to(tl.int64) * layer_stride
     kv_head = tl.where(is_k, head - Q_HEADS, head - Q_HEADS - KV_HEADS)
     slot = kv_head * head_stride + is_v.to(tl.int32) * values_stride
-    kv_at = place + slot[:, None] + d[None, :]
-    tl.store(kv_at, y.to(kv.dtype.element_ty), mask=real & (is_k | is_v)[:, None])
+    kv_at = place + offset * offset_stride + slot[:, None] + d[None, :]
+    written = real & (is_k | is_v)[:, None]
+    if FP8:
+        codes, scales = fp8.quantize(y)
+        tl.store(kv_at, codes, mask=written)
+        scale_at = fp8.scale_place(place + slot + PAGE * DIM) + offset
+        tl.store(scale_at, scales, mask=is_k | is_v)
+    else:
+        tl.store(kv_at, y.to(kv.dtype.element_ty), mask=written)
