@@ -75,7 +75,7 @@ class KVCache:
         self.prefix_caching = prefix_caching and layout.num_paged == len(layout.blocks)
         self.windows = [(g, b.window) for g, b in enumerate(layout.blocks) if b.window]
         self.promised = 0  # pages still to be reserved for known tokens of running sequences
-        self._paged = [block.kind == "paged" for block in layout.blocks]
+        self._paged = [g for g, block in enumerate(layout.blocks) if block.kind == "paged"]
         self._outs: dict[int, int] = {}  # host page -> page
         self._ins: list[tuple[int, int]] = []  # (host page, page)
 
@@ -134,7 +134,7 @@ class KVCache:
 
     def _hits(self, seq: Sequence) -> list[list[int]]:
         if not (self.prefix_caching and seq.reads_cache):
-            return [[] for _ in self._paged]
+            return [[] for _ in self.pool.layout.blocks]
         shareable = (len(seq.tokens) - 1) // self.page_size  # the last token is always computed
         hashes = seq.extend_hashes(shareable, self.page_size)
         return longest_hit(self.pool, hashes[:shareable])
@@ -152,19 +152,15 @@ class KVCache:
 
     def grow(self, seq: Sequence, end: int) -> list[list[int]] | None:
         """Let its tables reach ``end`` tokens: the new pages of each group, or None."""
-        num_pages = -(-end // self.page_size)
-        needs = [
-            max(0, num_pages - len(table)) if paged else 0
-            for table, paged in zip(seq.tables, self._paged, strict=True)
-        ]
-        total = sum(needs)
-        grant = self.pool.reserve((), total)
-        if grant is None:
+        need = max(0, -(-end // self.page_size) - self._num_pages(seq))
+        total = need * len(self._paged)
+        fresh = self.pool.take(total)
+        if fresh is None:
             return None
-        fresh = iter(grant.fresh)
-        pages = [[next(fresh) for _ in range(need)] for need in needs]
-        for table, new in zip(seq.tables, pages, strict=True):
-            table.extend(new)
+        pages: list[list[int]] = [[] for _ in seq.tables]
+        for index, group in enumerate(self._paged):
+            pages[group] = fresh[index * need : (index + 1) * need]
+            seq.tables[group] += pages[group]
         kept = min(seq.promised, total)
         seq.promised -= kept
         self.promised -= kept
@@ -173,11 +169,13 @@ class KVCache:
 
     def set_room(self, seq: Sequence) -> None:
         """Let it go on to the end of its pages, or to its last token but one."""
-        room = seq.limit - 1
-        for table, paged in zip(seq.tables, self._paged, strict=True):
-            if paged:
-                room = min(room, len(table) * self.page_size)
-        seq.room = room
+        seq.room = seq.limit - 1
+        if self._paged:
+            seq.room = min(seq.room, self._num_pages(seq) * self.page_size)
+
+    def _num_pages(self, seq: Sequence) -> int:
+        """Pages' worth of tokens that its tables reach: groups grow together."""
+        return len(seq.tables[self._paged[0]]) if self._paged else 0
 
     def settle(self, seq: Sequence, computed: int) -> bool:
         """Publish the pages that ``computed`` accepted tokens fill; drop those no window shows.

@@ -175,18 +175,12 @@ class PagePool:
     def num_referenced(self) -> int:
         return self.num_usable - self._num_queued
 
-    @property
-    def largest_sequence(self) -> int:
-        """Tokens of the longest sequence that the empty pool holds, windows not counted on."""
-        whole = self.num_usable * self.layout.page_size
-        return self.layout.largest_sequence(self.num_usable, chunk=whole)
-
     def reserve(self, cached: Collection[int], count: int, spare: int = 0) -> Grant | None:
         """Reference the distinct pages ``cached`` and ``count`` fresh ones, or change nothing.
 
         None if fewer than ``spare`` pages would stay available.
         """
-        refs, hashes, after = self._refs, self._hashes, self._next
+        refs = self._refs
         idle = [page for page in cached if not refs[page]]
         if len(idle) + count + spare > self._num_queued:
             return None
@@ -195,6 +189,16 @@ class PagePool:
         for page in cached:
             refs[page] += 1
         self._num_cached -= len(idle)
+        self._num_queued -= len(idle)
+        fresh = self.take(count)
+        assert fresh is not None
+        return Grant(list(cached), fresh)
+
+    def take(self, count: int) -> list[int] | None:
+        """Reference ``count`` fresh pages, or change nothing: None."""
+        if count > self._num_queued:
+            return None
+        refs, hashes, after = self._refs, self._hashes, self._next
         fresh = []
         page = after[0]
         for _ in range(count):
@@ -206,8 +210,8 @@ class PagePool:
             page = after[page]
         after[0] = page
         self._prev[page] = 0
-        self._num_queued -= len(idle) + count
-        return Grant(list(cached), fresh)
+        self._num_queued -= count
+        return fresh
 
     def count_idle(self, pages: Iterable[int]) -> int:
         """How many of these pages nobody references (the null page is not counted)."""
