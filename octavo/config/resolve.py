@@ -36,6 +36,7 @@ CPU_BATCHED_TOKENS = 2048
 GPU_BATCHED_TOKENS = 8192
 CPU_MAX_SEQS = 256  # more rows make a step on a CPU slower than they save
 GPU_MAX_SEQS = 1024
+GPU_LOGITS_BYTES = GIB // 4  # of a step, in fp32: sampling keeps a few times that much
 MIN_SEQS = 8
 SHORT_REQUEST_TOKENS = 128  # how many requests may run: as many of this length as the pool holds
 SWAP_SHARE = 0.1  # of the host memory that weights and KV cache leave
@@ -253,7 +254,7 @@ class _Resolver:
         length, asked = self._options.max_model_len, self._asked_length
         one = self._pages_of(layout, asked, asked)
         seqs = self._options.max_num_seqs
-        most = (one - 1) * (CPU_MAX_SEQS if seqs == "auto" else seqs) + 1
+        most = self._pages_of(layout, asked * (CPU_MAX_SEQS if seqs == "auto" else seqs), asked)
         share = pages_from_bytes(layout, min(CPU_KV_BYTES, int(room * CPU_KV_SHARE)))
         if most <= share:
             return most, "what --max-num-seqs sequences of --max-model-len tokens need"
@@ -349,10 +350,18 @@ class _Resolver:
         for bound, name in (
             ((pages - 1) // layout.peak_pages(1, 1), "pages of the KV cache"),
             (self._values["max_num_batched_tokens"], "max_num_batched_tokens"),
+            (self._most_rows, f"rows whose logits take {GPU_LOGITS_BYTES >> 20} MiB"),
         ):
             if bound < seqs:
                 seqs, reason = bound, name
         return seqs, reason
+
+    @property
+    def _most_rows(self) -> int:
+        """Sequences whose logits fit beside the activations of a step."""
+        if self._on_cpu:
+            return CPU_MAX_SEQS
+        return max(MIN_SEQS, GPU_LOGITS_BYTES // (4 * self._spec.vocab_size))
 
 
 def _gib(num_bytes: int) -> str:

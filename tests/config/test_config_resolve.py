@@ -200,6 +200,9 @@ def test_a_gpu_gives_its_share_less_the_weights() -> None:
     made = config(facts=WITH_GPU)
     assert (made.device, made.max_num_seqs, made.max_num_batched_tokens) == ("cuda", 1024, 8192)
     assert made.sources["max_num_seqs"] == "derived: the most that suits a cuda"
+    large = config(replace(SMALL, vocab_size=2**18), WITH_GPU)
+    assert large.max_num_seqs == 256
+    assert large.sources["max_num_seqs"] == "derived: rows whose logits take 256 MiB"
     assert made.kv_cache_memory <= 0.92 * 24 * GIB - made.weight_bytes - GIB
     assert made.sources["device"] == "derived: Some GPU"
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from octavo import LLM, SamplingParams
-from octavo.core.errors import InvalidRequest
+from octavo import LLM, AsyncLLM, SamplingParams
+from octavo.core.errors import InvalidRequest, QueueTimeout, RequestTimeout
 from tests.fakes.tiny import make_tiny
 
 GREEDY = SamplingParams(max_tokens=4, temperature=0, ignore_eos=True)
@@ -54,3 +55,33 @@ def test_what_would_have_no_effect_is_refused(llm: LLM) -> None:
         llm.generate({"prompt": "x", "multi_modal_data": {}}, GREEDY, use_tqdm=False)
     with pytest.raises(InvalidRequest, match="timeout must be above 0"):
         llm.generate(PROMPT, GREEDY, use_tqdm=False, timeout=0)
+
+
+def test_time_limits_end_an_output_as_it_is(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+    options = {"kv_cache_tokens": 4096, "max_num_seqs": 1, "cpu_threads": 1, "queue_timeout": 0.02}
+    with LLM(str(folder), **options) as llm:
+        step = llm._loop.step
+        monkeypatch.setattr(llm._loop, "step", lambda now: time.sleep(0.005) or step(now))
+        outputs = llm.generate([PROMPT, PROMPT], long, use_tqdm=False, timeout=0.5)
+        llm.audit()
+    first, second = (output.outputs[0] for output in outputs)
+    assert (first.finish_reason, second.finish_reason) == ("timeout", "timeout")
+    assert 0 < len(first.token_ids) < 400
+    assert second.token_ids == []
+
+
+@pytest.mark.anyio
+async def test_async_calls_raise_if_time_runs_out_before_a_token(folder: Path) -> None:
+    engine = AsyncLLM(
+        str(folder), kv_cache_tokens=4096, max_num_seqs=1, cpu_threads=1, queue_timeout=0.02
+    )
+    long = SamplingParams(max_tokens=400, temperature=0, ignore_eos=True)
+    running = engine.generate(PROMPT, long)
+    await anext(running)
+    with pytest.raises(QueueTimeout, match=r"for 0\.02 s"):
+        await anext(engine.generate(PROMPT, long))
+    with pytest.raises(RequestTimeout, match=r"within 0\.001 s"):
+        await anext(engine.generate(PROMPT, long, timeout=0.001))
+    await running.aclose()
+    await engine.close()
