@@ -22,6 +22,7 @@ from tqdm import tqdm
 
 from benchmarks.check import Check
 from benchmarks.checks._storm_cells import NUM_REQUESTS, Cell, Figures, measure
+from benchmarks.checks._storm_engine import overhead, prediction
 from benchmarks.checks._storm_load import SHAPES
 from benchmarks.checks._storm_scale import scale
 
@@ -46,6 +47,8 @@ Key = tuple[int, str]
 
 
 def run(check: Check) -> None:
+    overhead(check)
+    prediction(check)
     scale(check)
     grid(check, HELD, tuple(SHAPES), SEEDS)
     short_prompts(check)
