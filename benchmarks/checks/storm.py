@@ -21,6 +21,7 @@ from multiprocessing import get_context
 from tqdm import tqdm
 
 from benchmarks.check import Check
+from benchmarks.checks import _storm_fair, _storm_leak, _storm_targets, _storm_waste
 from benchmarks.checks._storm_cells import NUM_REQUESTS, Cell, Figures, measure
 from benchmarks.checks._storm_engine import overhead, prediction
 from benchmarks.checks._storm_load import SHAPES
@@ -50,6 +51,8 @@ def run(check: Check) -> None:
     overhead(check)
     prediction(check)
     scale(check)
+    for drill in (_storm_leak, _storm_fair, _storm_targets, _storm_waste):
+        drill.lines(check)
     grid(check, HELD, tuple(SHAPES), SEEDS)
     short_prompts(check)
 
