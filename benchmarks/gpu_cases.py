@@ -17,6 +17,7 @@ if DRY:  # before Triton is imported
 
 import torch  # noqa: E402
 
+from octavo.ops import fp8  # noqa: E402
 from octavo.ops.api import GroupMeta  # noqa: E402
 from octavo.ops.triton.tiles import Card  # noqa: E402
 
@@ -34,6 +35,12 @@ class Shape:
     dim: int
     layers: int
     page: int = 16
+    in_fp8: bool = False
+
+    @property
+    def head_bytes(self) -> int:
+        """Bytes of a token's keys, or values, of one head, in a type of 16 bits or in fp8."""
+        return fp8.head_bytes(1, self.dim) if self.in_fp8 else 2 * self.dim
 
 
 LLAMA_8B = Shape(8, 2, 16, 2) if DRY else Shape(32, 8, 128, 32)
@@ -79,6 +86,12 @@ def make_meta(
 
 def fresh(meta: GroupMeta) -> GroupMeta:
     return replace(meta, cache={})
+
+
+def fp8_pages(kv: torch.Tensor) -> torch.Tensor:
+    """Plain pages [P, L, 2, K, page, D] as fp8 pages; NaN stay NaN."""
+    codes, scales = fp8.quantize(kv)
+    return torch.cat((codes.flatten(-2), scales.contiguous().view(torch.uint8)), -1)
 
 
 def w1_contexts() -> list[int]:

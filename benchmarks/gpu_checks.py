@@ -6,12 +6,14 @@ import math
 import random
 import time
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from benchmarks.gpu_cases import DEVICE, DRY, DTYPES, Shape, fresh, make_meta
+from benchmarks.gpu_cases import DEVICE, DRY, DTYPES, Shape, fp8_pages, fresh, make_meta
+from octavo.ops import fp8
 from octavo.ops.api import GroupMeta, Ops
 from octavo.ops.triton.backend import TritonOps
 
@@ -88,20 +90,25 @@ def check_attention(
             filled = min(shape.page, context - at * shape.page)
             if page < num_pages and filled > 0:
                 kv[page, 1, :, :, :filled].normal_()
+    pages = kv
+    if shape.in_fp8:
+        pages = fp8_pages(kv)
+        kv = fp8.dequantize(*fp8.page_views(pages, shape.page))
     tokens = sum(count for count, _ in rows)
     q = torch.randn(tokens + 3, shape.heads, shape.dim).to(DEVICE, dtype)
     out = torch.full_like(q, NAN)
     scale = shape.dim**-0.5
-    ops.attend(q, kv, 1, meta, out, scale, cap)
+    ops.attend(q, pages, 1, meta, out, scale, cap)
     again = torch.full_like(q, NAN)
-    ops.attend(q, kv, 1, fresh(meta), again, scale, cap)
+    ops.attend(q, pages, 1, fresh(meta), again, scale, cap)
     ref, theirs = q.double(), q.clone()
     for begin, end, k, v in dense_rows(kv, 1, meta):
         part = q[begin:end]
         ref[begin:end] = plain_attention(part.double(), k.double(), v.double(), window, scale, cap)
-        theirs[begin:end] = plain_attention(part, k, v, window, scale, cap)
+        theirs[begin:end] = plain_attention(part, k.to(dtype), v.to(dtype), window, scale, cap)
     name = f"attend {shape.heads}/{shape.kv_heads}x{shape.dim} page {shape.page}"
     name += f" rows {len(rows)} queries {meta.max_query} window {window} cap {cap:g}"
+    name += " fp8" * shape.in_fp8
     result = judge(name, dtype, out[:tokens], theirs[:tokens], ref[:tokens])
     equal = torch.equal(out[:tokens], again[:tokens]) and bool(out[tokens:].isnan().all())
     return result | {"ok": result["ok"] and equal, "bit_equal": equal}
@@ -134,6 +141,9 @@ def attention_checks(ops: TritonOps) -> Iterator[Callable[[], Iterable[dict]]]:
                 yield job(shape, mixed(2), dtype, 0, 0.0)
                 yield job(shape, mixed(2), dtype, window, 5.0)
                 yield job(shape, ones(3), dtype, window, 30.0)
+                small = replace(shape, in_fp8=True)
+                yield job(small, ones(3 if DRY else 60), dtype, 0, 0.0)
+                yield job(small, mixed(2), dtype, window, 5.0)
     if not DRY:
         shape = Shape(8, 2, 64, 2)
         yield job(shape, mixed(1), torch.float32, 0, 0.0)
@@ -189,6 +199,29 @@ def rope_checks(ops: TritonOps, torchs: Ops, dtype: torch.dtype) -> Iterator[dic
                 results.append(torch.cat((q, written), 1) if clean else q * NAN)
             name = f"rope {heads}/{kv_heads}x{dim}, {rope_dim} turned, norms {norms is not None}"
             yield judge(name, dtype, *results)
+        yield fp8_write_check(ops, (heads, kv_heads, dim), qkv, (positions, table.float()), meta)
+
+
+def fp8_write_check(
+    ops: TritonOps, shape: tuple[int, int, int], qkv: Tensor, turns: tuple[Tensor, Tensor],
+    meta: GroupMeta,
+) -> dict:  # fmt: skip
+    """What is read back differs from what the reference reads back at most in the last of the 3
+    bits of a code, and seldom: a sum that was rounded differently may fall on its other side."""
+    heads, kv_heads, dim = shape
+    values = []
+    for op, x in ((ops, qkv), (Ops(), qkv.float())):
+        kv = torch.full((int(meta.page.max()) + 1, 2, 2, kv_heads, fp8.head_bytes(16, dim)), 255)
+        kv = kv.to(DEVICE, torch.uint8)
+        op.rope_and_write(x, *turns, kv, 1, meta, heads, kv_heads)
+        values.append(fp8.dequantize(*fp8.page_views(kv, 16))[meta.page, 1, :, :, meta.offset])
+    ours, ref = values
+    error = ((ours - ref).abs() / ref.abs().clamp_min(ref.abs().amax() * 2**-14)).max().item()
+    other = (ours != ref).float().mean().item()
+    return {
+        "check": f"rope {heads}/{kv_heads}x{dim} fp8", "dtype": str(qkv.dtype)[6:], "error": error,
+        "other_codes": other, "ok": error <= 0.15 and other <= 0.02,
+    }  # fmt: skip
 
 
 class _Double(Ops):

@@ -14,12 +14,21 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_cases import CARD, DEVICE, DRY, LLAMA_8B, OTHERS, Shape, make_meta
+from benchmarks.gpu_cases import (
+    CARD,
+    DEVICE,
+    DRY,
+    LLAMA_8B,
+    OTHERS,
+    Shape,
+    fp8_pages,
+    make_meta,
+)
 from benchmarks.gpu_checks import attention_checks, row_checks
 from benchmarks.gpu_timing import (
     DTYPE,
@@ -42,6 +51,11 @@ MANY = (
     (128, 64, 8, 1, 128), (128, 32, 8, 1, 128), (64, 64, 4, 1, 0), (128, 128, 8, 1, 0),
     (128, 64, 8, 2, 0), (128, 64, 8, 1, 0),
 )  # fmt: skip
+IN_FP8 = {"8b fp8": replace(LLAMA_8B, in_fp8=True)} | {
+    f"{name} fp8": replace(OTHERS[name], in_fp8=True)
+    for name in ("8b page 64", "size 64", "size 256")
+    if name in OTHERS
+}
 ROWS = [
     *((RowTiles(), early) for early in (False, True)),
     *((RowTiles(norm=n, activation=n, embedding=n), True) for n in (512, 2048)),
@@ -101,7 +115,8 @@ def jobs_of(only: list[str]) -> Iterator[Callable[[], Iterable[Record]]]:
         yield lambda t=tile: compile_variant(LLAMA_8B, ops_with(few=t), [(1, 100)])
     for tile in many_tiles([1]) if "prefill" in only else ():
         yield lambda t=tile: compile_variant(LLAMA_8B, ops_with(many=t), [(70, 100)] * 99)
-    for shape in (LLAMA_8B, *OTHERS.values()) if "committed" in only else ():
+    shapes = [LLAMA_8B, *OTHERS.values()] if "committed" in only else []
+    for shape in shapes + (list(IN_FP8.values()) if "fp8" in only else []):
         for rows in ([(1, 100)], [(9, 100)], [(70, 100)] * 99):
             yield lambda s=shape, r=rows: compile_variant(s, ops_with(), r)
 
@@ -111,6 +126,7 @@ def compile_variant(shape: Shape, ops: TritonOps, rows: list[tuple[int, int]]) -
     meta, num_pages = make_meta(rows, shape.page)
     size = (num_pages, shape.layers, 2, shape.kv_heads, shape.page, shape.dim)
     kv = torch.zeros(size, device=DEVICE, dtype=DTYPE)
+    kv = fp8_pages(kv) if shape.in_fp8 else kv
     q = torch.zeros(sum(n for n, _ in rows), shape.heads, shape.dim, device=DEVICE, dtype=DTYPE)
     ops.attend(q, kv, 0, meta, torch.empty_like(q), 1.0)
     torch.cuda.synchronize()
@@ -166,20 +182,22 @@ class Report:
         return found
 
 
-def time_variants(report: Report, only: list[str]) -> None:
-    pool = Pool(LLAMA_8B)
+def time_variants(report: Report, shape: Shape, only: list[str]) -> None:
+    pool, kind = Pool(shape), " fp8" * shape.in_fp8
     if "decode" in only:
-        rows = report.add("decode", time_decode(pool, few_tiles((1, 2) if DRY else (2, 4, 6, 8))))
+        rows = time_decode(pool, few_tiles((1, 2) if DRY else (2, 4, 6, 8)))
+        rows = report.add(f"decode{kind}", rows)
         show(best(rows, 3))
         print(*robust(rows), sep="\n")
     if "prefill" in only:
-        rows = report.add("prefill", time_prefill(pool, many_tiles((1,) if DRY else (1, 4, 64))))
+        rows = time_prefill(pool, many_tiles((1,) if DRY else (1, 4, 64)))
+        rows = report.add(f"prefill{kind}", rows)
         show(best(rows, 3))
         print(*robust(rows), sep="\n")
 
 
-def time_committed(report: Report) -> None:
-    for name, shape in {"8b": LLAMA_8B, **OTHERS}.items():
+def time_committed(report: Report, shapes: dict[str, Shape]) -> None:
+    for name, shape in shapes.items():
         pool = Pool(shape)
         if shape == LLAMA_8B:
             show(report.add("planning", time_planning(pool)))
@@ -196,7 +214,10 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument(
-        "--only", default="check,decode,prefill,committed,rows", help="some of these parts"
+        "--only",
+        default="check,decode,prefill,committed,rows",
+        help="some of these parts, or fp8: committed tiles on fp8 pages, and all others where "
+        "decode or prefill are among the parts, too",
     )
     parser.add_argument("--part", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -214,9 +235,11 @@ def main() -> None:
     print(*(f"FAILED {row}" for row in failed), sep="\n")
     print(f"{len(checks)} checks, {len(failed)} failed", flush=True)
     if {"decode", "prefill"} & set(only):
-        time_variants(report, only)
+        time_variants(report, IN_FP8["8b fp8"] if "fp8" in only else LLAMA_8B, only)
     if "committed" in only:
-        time_committed(report)
+        time_committed(report, {"8b": LLAMA_8B, **OTHERS})
+    if "fp8" in only:
+        time_committed(report, IN_FP8)
     if "rows" in only:
         hidden, inner = (48, 104) if DRY else (4096, 14336)
         rows = report.add("rows", time_rows(hidden, inner, ROWS[:1] if DRY else ROWS))

@@ -18,11 +18,13 @@ from benchmarks.gpu_cases import (
     LLAMA_8B,
     Shape,
     decode_cases,
+    fp8_pages,
     fresh,
     make_meta,
     pages_needed,
     prefill_cases,
 )
+from octavo.ops import fp8
 from octavo.ops.api import GroupMeta
 from octavo.ops.triton.backend import TritonOps
 from octavo.ops.triton.tiles import RowTiles, Tile, tiles_for
@@ -88,9 +90,15 @@ class Pool:
         size = (
             pages_needed(shape.page), shape.layers, 2, shape.kv_heads, shape.page, shape.dim,
         )  # fmt: skip
-        self.kv = torch.empty(size, dtype=DTYPE, device=DEVICE)
+        if shape.in_fp8:
+            size = (*size[:-2], fp8.head_bytes(shape.page, shape.dim))
+        self.kv = torch.empty(size, dtype=torch.uint8 if shape.in_fp8 else DTYPE, device=DEVICE)
         for part in self.kv.split(512):
-            part.normal_()
+            if shape.in_fp8:
+                plain = torch.randn(*part.shape[:-1], shape.page, shape.dim, device=DEVICE)
+                part.copy_(fp8_pages(plain))
+            else:
+                part.normal_()
 
     def attend_us(
         self, ops: TritonOps, meta: GroupMeta, layers: int | None = None, steps: int = 1
@@ -122,7 +130,7 @@ def time_decode(
     shape, tiles = pool.shape, list(tiles)
     for case, contexts in decode_cases().items():
         meta, _ = make_meta([(1, c) for c in contexts], shape.page)
-        read = sum(contexts) * shape.kv_heads * shape.dim * 2 * pool.kv.element_size()
+        read = sum(contexts) * shape.kv_heads * 2 * shape.head_bytes
         for tile in tiles:
             us = pool.attend_us(ops_with(few=tile, early=early), meta)
             rate = read / us / 1e6
