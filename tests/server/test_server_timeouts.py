@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from tests.fakes.bytetok import byte_ids
@@ -54,10 +56,23 @@ async def test_without_a_token_it_is_an_error(serve, path, code, status, retry_a
 
 
 @pytest.mark.parametrize(("code", "status", "retry_after"), CASES)
-async def test_a_stream_without_a_token_ends_with_the_error(serve, code, status, retry_after):
+@pytest.mark.parametrize("path", [CHAT, COMPLETIONS])
+async def test_a_stream_that_never_began_is_the_same_error(serve, path, code, status, retry_after):
     served = await serve(Script(timeout_at=1, timeout_code=code))
-    *_, last = await served.client.stream(CHAT, chat())
-    assert last["error"]["code"] == code
+    body = chat(stream=True) if path == CHAT else prompt(stream=True)
+    reply = await served.client.post(path, body)
+    assert (reply.status, reply.error["code"]) == (status, code)
+    assert reply.headers["content-type"] == "application/json"
+    assert reply.headers.get("retry-after") == retry_after
+
+
+async def test_after_a_sign_of_life_the_error_is_an_event(serve):
+    served = await serve(Script(timeout_at=1, delay_s=0.1), keep_alive_s=0.01)
+    exchange = await served.client.open("POST", CHAT, chat(stream=True))
+    assert exchange.status == 200
+    comment, *_, error, done = [block async for block in exchange.blocks()]
+    assert (comment, done) == (": keep-alive", "data: [DONE]")
+    assert json.loads(error.removeprefix("data: "))["error"]["code"] == "request_timeout"
 
 
 @pytest.mark.parametrize("late", [(0,), (1,), (0, 2), (1, 2)])

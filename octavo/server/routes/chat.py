@@ -118,11 +118,10 @@ class ChatWriter:
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """One role event and one finish event for each choice, its text in between."""
-        for i in range(self._generation.num_choices):
-            yield self._first_event(i)
+        opening = b"".join(self._first_event(i) for i in range(self._generation.num_choices))
         async with aclosing(self._generation.chunks()) as chunks:
             async for i, chunk in chunks:
-                event = self._text_event(i, chunk)
+                event, opening = opening + self._text_event(i, chunk), b""
                 if chunk.finish is not None:
                     event += self._finish_event(i, chunk)
                 if event:
