@@ -34,11 +34,14 @@ class DeltaStream(AsyncIterator[Delta]):
 
     def put_token(self, token: int) -> None:
         """A delta of one id, made only if none waits."""
-        last = self._waiting[-1] if self._waiting else None
-        if isinstance(last, _Merged):
-            last.ids.append(token)
+        waiting = self._waiting
+        if not waiting:
+            waiting.append(_Merged(self._id, [token], None, None, None, None, None, [], []))
+            self._news.set()
+        elif isinstance(waiting[-1], _Merged):
+            waiting[-1].ids.append(token)
         else:
-            self.put(_Merged(self._id, [token]))
+            self.put(Delta(self._id, [token]))
 
     async def __anext__(self) -> Delta:
         if self._ended:
