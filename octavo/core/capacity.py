@@ -49,27 +49,39 @@ def pages_from_bytes(layout: CacheLayout, num_bytes: int) -> int:
 
 def pages_from_tokens(layout: CacheLayout, num_tokens: int, max_model_len: int, chunk: int) -> int:
     """Pages, the null page among them, that keep ``num_tokens`` tokens in sequences of at most
-    ``max_model_len``; ``chunk`` as in :meth:`CacheLayout.peak_pages`."""
+    ``max_model_len``, of which a step computes at most ``chunk``."""
     length = min(num_tokens, max_model_len)
-    pages_of_tokens, pages_of_length = _pages(layout, num_tokens), _pages(layout, length)
-    peak = layout.peak_pages(length, chunk)
-    return -(-pages_of_tokens * peak // pages_of_length) + 1
+    each, extra = _pages_of_each(layout, length, chunk)
+    return -(-_pages(layout, num_tokens) * each // _pages(layout, length)) + extra + 1
 
 
 def tokens_from_pages(layout: CacheLayout, num_pages: int, max_model_len: int, chunk: int) -> int:
     """Tokens that ``num_pages`` (null page included) keep in sequences of ``max_model_len``."""
     tokens = _pages(layout, max_model_len) * layout.page_size
-    return (num_pages - 1) * tokens // layout.peak_pages(max_model_len, chunk)
+    each, extra = _pages_of_each(layout, max_model_len, chunk)
+    if num_pages - 1 < each + extra:
+        return (num_pages - 1) * tokens // (each + extra)
+    return (num_pages - 1 - extra) * tokens // each
 
 
 def max_concurrency(layout: CacheLayout, num_pages: int, max_model_len: int, chunk: int) -> float:
     """Sequences of ``max_model_len`` tokens that ``num_pages`` (null page included) keep."""
-    return (num_pages - 1) / layout.peak_pages(max_model_len, chunk)
+    each, extra = _pages_of_each(layout, max_model_len, chunk)
+    if num_pages - 1 < each + extra:
+        return (num_pages - 1) / (each + extra)
+    return (num_pages - 1 - extra) / each
 
 
 def largest_model_len(layout: CacheLayout, num_pages: int, chunk: int) -> int:
     """Longest context that ``num_pages`` (null page included) keep, rounded down to a page."""
     return layout.largest_sequence(num_pages - 1, chunk)
+
+
+def _pages_of_each(layout: CacheLayout, length: int, chunk: int) -> tuple[int, int]:
+    """Pages of a sequence of ``length`` tokens that computes its last one, and what the ``chunk``
+    tokens of a step add: once, since all sequences of the step share them."""
+    each = layout.peak_pages(length, 1)
+    return each, layout.peak_pages(length, chunk) - each
 
 
 def _pages(layout: CacheLayout, num_tokens: int) -> int:

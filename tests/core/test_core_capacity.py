@@ -76,12 +76,15 @@ def test_capacity_counts_on_windows() -> None:
     layout = capacity.cache_layout(
         replace(LLAMA_8B, layers=(LayerSpec(),) * 8 + (sliding,) * 24), page_size=16
     )
-    window = (4096 + 1024) // 16 + 1  # pages that a window group keeps, computing 1,024 a step
-    assert layout.peak_pages(65536, 1024) == 4096 + 3 * window
-    assert capacity.largest_model_len(layout, 4096 + 3 * window + 1, 1024) == 65536
-    assert capacity.max_concurrency(layout, 2 * (4096 + 3 * window) + 1, 65536, 1024) == 2.0
-    pages = capacity.pages_from_tokens(layout, 131072, 65536, 1024)
-    assert pages == 2 * (4096 + 3 * window) + 1
+    window, added = 4096 // 16 + 1, 1024 // 16  # pages of a window group; of a step's 1,024 tokens
+    one = 4096 + 3 * window
+    assert layout.peak_pages(65536, 1024) == one + 3 * added
+    assert capacity.largest_model_len(layout, one + 3 * added + 1, 1024) == 65536
+    assert capacity.max_concurrency(layout, one + 3 * added + 1, 65536, 1024) == 1.0
+    assert capacity.max_concurrency(layout, one + 3 * added, 65536, 1024) < 1.0
+    pages = 2 * one + 3 * added + 1  # only one of the two can compute 1,024 tokens in a step
+    assert capacity.max_concurrency(layout, pages, 65536, 1024) == 2.0
+    assert capacity.pages_from_tokens(layout, 131072, 65536, 1024) == pages
     assert capacity.tokens_from_pages(layout, pages, 65536, 1024) == 131072
     # Sequences within the window keep every page in all four groups.
     assert capacity.pages_from_tokens(layout, 131072, 2048, 1024) == 4 * 8192 + 1
