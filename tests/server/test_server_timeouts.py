@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 
 import pytest
@@ -107,3 +108,13 @@ async def test_the_tenant_is_the_place_of_the_key(serve):
         for path, body in ((CHAT, chat(user="eve")), (COMPLETIONS, prompt()), (GENERATE, prompt())):
             assert (await served.client.post(path, body, headers=headers)).status == 200
     assert [r.tenant for r in served.requests] == ["key-1"] * 3 + ["key-0"] * 3
+
+
+async def test_a_client_that_leaves_before_the_first_token_aborts_its_request(serve):
+    served = await serve(Script(stall_at=1))
+    exchange = served.client.begin("POST", CHAT, chat(stream=True))
+    while not served.engine.open:
+        await asyncio.sleep(0)
+    await exchange.hang_up()
+    assert served.engine.aborted == [request.id for request in served.requests]
+    assert served.gate.active == 0
