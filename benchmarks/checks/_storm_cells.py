@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,9 +20,10 @@ from octavo.tools.simulate.trace import Trace
 NUM_REQUESTS = {8: 800, 32: 1000, 128: 1500, 1000: 6000}
 AFTER_SHIFT = 500  # ended requests
 MIN_SHIFTED = 700  # requests after the shift, so that so many end while others wait
-LEFT_OUT = 1.5  # times what the pool holds: the last requests, that end without others behind them
-FACTORS = (0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.1, 1.25, 1.4, 1.6, 1.8, 2.0)
+FACTORS = (0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.4, 1.7, 2.0)
 FIRST_FACTORS = (0.7, 1.0, 1.4)
+# The steady state: as many requests as the pool holds have ended, and 1.5 times as many are left.
+WARM_UP, LEFT_OUT = 1.0, 1.5
 
 Figures = dict[str, Any]
 
@@ -32,7 +33,6 @@ class Cell:
     held: int
     shape: str
     prompts: str = "50-500"
-    seed: int = 0
     count: int = 0  # requests; 0: as many as suit the pool
 
     @property
@@ -41,22 +41,28 @@ class Cell:
         return max(count, 2 * MIN_SHIFTED) if self.shape == "shift" else count
 
 
-def measure(cell: Cell) -> list[Figures]:
-    """Figures for each max_num_seqs and cost model."""
-    trace = make_trace(cell.shape, cell.prompts, cell.num_requests, cell.seed)
+def measure(cell: Cell, seeds: Sequence[int]) -> list[Figures]:
+    """Figures for each seed, ``max_num_seqs`` and cost model; the control only with the first
+    seed. The search for the best fixed value goes on where the previous seed's has ended."""
     tokens = mean_tokens(cell.shape, cell.prompts)
     settings = {ratio: Setting(cell.held, tokens, ratio) for ratio in MAX_SEQS_RATIOS}
     first = settings[MAX_SEQS_RATIOS[0]]
-    octavo = _at_each_ceiling(settings, trace, Setting.octavo)
-    baseline = _at_each_ceiling(settings, trace, Setting.baseline)
-    control = _run(first.control(cell.seed), trace)
-    fixed = _fixed_runs(cell, first, trace)
-    return [
-        _figures(cell, octavo[ratio], baseline[ratio], control, fixed, cost)
-        | {"ratio": ratio, "cost": cost, "seed": cell.seed}
-        for ratio in MAX_SEQS_RATIOS
-        for cost in COST_MODELS
-    ]
+    figures: list[Figures] = []
+    factors = FIRST_FACTORS
+    for seed in seeds:
+        trace = make_trace(cell.shape, cell.prompts, cell.num_requests, seed)
+        octavo = _at_each_ceiling(settings, trace, Setting.octavo)
+        baseline = _at_each_ceiling(settings, trace, Setting.baseline)
+        control = _run(first.control(seed), trace) if seed == seeds[0] else None
+        fixed = _fixed_runs(cell, first, trace, factors)
+        factors = tuple({_best(cell, fixed, cost) for cost in COST_MODELS})
+        figures += [
+            _figures(cell, octavo[ratio], baseline[ratio], control, fixed, cost)
+            | {"ratio": ratio, "cost": cost, "seed": seed}
+            for ratio in MAX_SEQS_RATIOS
+            for cost in COST_MODELS
+        ]
+    return figures
 
 
 def _run(scheduler: Scheduler, trace: Trace) -> Outcome:
@@ -82,10 +88,12 @@ def peak(outcome: Outcome) -> int:
     return int(outcome.steps.running.max())
 
 
-def _fixed_runs(cell: Cell, setting: Setting, trace: Trace) -> dict[float, Outcome]:
-    """Runs with a fixed number of requests: around the best one of each cost model, none of the
-    two neighbouring factors is better."""
-    runs = {factor: _run(setting.fixed(factor), trace) for factor in FIRST_FACTORS}
+def _fixed_runs(
+    cell: Cell, setting: Setting, trace: Trace, factors: Sequence[float]
+) -> dict[float, Outcome]:
+    """Runs with a fixed number of requests, from ``factors`` on until, around the best one of each
+    cost model, none of the two neighbouring factors is better."""
+    runs = {factor: _run(setting.fixed(factor), trace) for factor in factors}
     for cost in COST_MODELS:
         while missing := [f for f in _around(_best(cell, runs, cost)) if f not in runs]:
             runs |= {factor: _run(setting.fixed(factor), trace) for factor in missing}
@@ -111,7 +119,7 @@ def _figures(
     cell: Cell,
     octavo: Outcome,
     baseline: Outcome,
-    control: Outcome,
+    control: Outcome | None,
     fixed: dict[float, Outcome],
     cost: str,
 ) -> Figures:
@@ -130,38 +138,40 @@ def _figures(
     if cell.shape == "shift":
         figures["rate_after_shift"] = shift_rate(cell, octavo) / shift_rate(cell, best)
     for name, outcome in (("", octavo), ("baseline_", baseline), ("control_", control)):
+        if outcome is None:
+            continue
         figures[name + "preemptions"] = float(outcome.preemptions.sum() / outcome.num_finished)
         figures[name + "recomputed"] = outcome.recomputed_tokens / outcome.computed_tokens
     return figures
 
 
-def loaded_steps(cell: Cell, outcome: Outcome) -> int:
-    """Steps until only the last requests are left."""
-    left = int(LEFT_OUT * cell.held)
-    return int(np.sort(outcome.last_step)[max(0, cell.num_requests - left - 1)]) + 1
+def steady_state(cell: Cell, outcome: Outcome) -> slice:
+    """Its steps. What was computed for requests that still run is about the same at both ends."""
+    ends = np.sort(outcome.last_step)
+    first = ends[int(WARM_UP * cell.held) - 1]
+    last = ends[cell.num_requests - int(LEFT_OUT * cell.held) - 1]
+    return slice(int(first), int(last) + 1)
 
 
 def output_rate(cell: Cell, outcome: Outcome) -> float:
-    """Tokens a second as long as there is load."""
-    return _rate(outcome, 0, loaded_steps(cell, outcome))
+    """Tokens a second in the steady state."""
+    return _rate(outcome, steady_state(cell, outcome))
 
 
 def shift_rate(cell: Cell, outcome: Outcome) -> float:
     """Tokens a second from the first long request's admission until so many have ended."""
     first = int(outcome.first_join[shifted_at(cell.num_requests)])
     ends = np.sort(outcome.last_step[outcome.last_step >= first])
-    return _rate(outcome, first, int(ends[AFTER_SHIFT - 1]) + 1)
+    return _rate(outcome, slice(first, int(ends[AFTER_SHIFT - 1]) + 1))
 
 
 def mean_referenced(cell: Cell, outcome: Outcome) -> float:
-    """Share of the pool that requests hold, averaged over time, as long as there is load."""
-    end = loaded_steps(cell, outcome)
-    steps = outcome.steps
-    return float(
-        np.average(steps.referenced[:end], weights=steps.seconds[:end]) / outcome.num_usable
-    )
+    """Share of the pool that requests hold, averaged over the time of the steady state."""
+    window, steps = steady_state(cell, outcome), outcome.steps
+    held = np.average(steps.referenced[window], weights=steps.seconds[window])
+    return float(held / outcome.num_usable)
 
 
-def _rate(outcome: Outcome, first: int, end: int) -> float:
+def _rate(outcome: Outcome, window: slice) -> float:
     steps = outcome.steps
-    return float(steps.sampled[first:end].sum() / steps.seconds[first:end].sum())
+    return float(steps.sampled[window].sum() / steps.seconds[window].sum())

@@ -16,7 +16,7 @@ from octavo.tools.simulate.simulator import Simulator
 
 @pytest.fixture(scope="module")
 def small() -> list[dict]:
-    return measure(Cell(8, "uniform", count=150))
+    return measure(Cell(8, "uniform", count=150), [0])
 
 
 def test_every_request_ends_and_the_oldest_advances(small: list[dict]) -> None:
