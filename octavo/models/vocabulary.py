@@ -64,7 +64,7 @@ class Head:
 
     def apply(self, hidden: Tensor) -> Tensor:
         """``hidden`` [N, hidden] to fp32 [N, vocabulary], on every rank."""
-        logits = self._ops.linear(hidden, self._packed).float()
+        logits = self._ops.logits(hidden, self._packed)
         return self._comm.all_gather(logits, dim=-1)[:, : self._vocab_size]
 
     def after_load(self) -> None:

@@ -29,6 +29,7 @@ class GroupMeta:
     visible to the row's last query, itself included; ``page_table`` int32 [R, *]: the row's
     pages in order (entries past the context, or wholly left behind by the window, are
     arbitrary); ``page`` int64 [T] and ``offset`` int64 [T]: where each new token's K and V go.
+    With ``table_row`` int32 [R], row r's pages are in that row of the table instead.
     ``window`` tokens are visible to a query, itself included; 0 = full attention.
     ``page_size`` tokens a page.
     ``max_query`` and ``max_context`` are host ints, upper bounds for launches and buffers.
@@ -45,7 +46,13 @@ class GroupMeta:
     max_query: int
     max_context: int
     window: int = 0
+    table_row: Tensor | None = None
     cache: dict[str, object] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def tables(self) -> Tensor:
+        """int32 [R, *]: each row's pages in its own row."""
+        return self.page_table if self.table_row is None else self.page_table[self.table_row]
 
 
 class Ops:
@@ -127,7 +134,9 @@ class Ops:
         do not. Rows may be empty, and tokens past the last row (padding) are left alone. Unwritten
         parts of a page may hold NaN.
         """
-        starts, contexts = meta.query_start.tolist(), meta.context_len.tolist()
+        starts, contexts, tables = (
+            meta.query_start.tolist(), meta.context_len.tolist(), meta.tables
+        )  # fmt: skip
         for row, context in enumerate(contexts):
             begin, end = starts[row], starts[row + 1]
             if begin == end:
@@ -135,7 +144,7 @@ class Ops:
             first = context - (end - begin)  # position of the row's first query
             low = max(0, first - meta.window + 1) if meta.window else 0
             start = low // meta.page_size * meta.page_size  # of the first page that a query sees
-            pages = meta.page_table[row, start // meta.page_size : -(-context // meta.page_size)].long()
+            pages = tables[row, start // meta.page_size : -(-context // meta.page_size)].long()
             span = _read_pages(kv_pages[pages, layer], meta.page_size)
             k, v = (
                 span[:, i].transpose(1, 2).flatten(0, 1)[low - start : context - start]
@@ -154,6 +163,10 @@ class Ops:
         """``x`` [T, K] times a packed [N, K] weight, plus its bias: [T, N]."""
         weight, bias = cast("tuple[Tensor, Tensor | None]", packed)
         return torch.nn.functional.linear(x, weight, bias)
+
+    def logits(self, hidden: Tensor, packed: object) -> Tensor:
+        """:meth:`linear` of the head, in fp32."""
+        return self.linear(hidden, packed).float()
 
     def new_pages(
         self, num_pages: int, page_elements: int, dtype: torch.dtype, device: torch.device

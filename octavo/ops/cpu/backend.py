@@ -242,7 +242,7 @@ class _Step:
 
     def __init__(self, meta: GroupMeta) -> None:
         page, offset = (t.to(torch.int64).contiguous() for t in (meta.page, meta.offset))
-        table = meta.page_table.to(torch.int32)
+        table = meta.tables.to(torch.int32)
         table = table if table.stride(-1) == 1 else table.contiguous()
         self._kept: list[object] = [page, offset, table]  # what the addresses point to
         self.page, self.offset = page.data_ptr(), offset.data_ptr()

@@ -15,7 +15,6 @@ from octavo.ops.triton import attention, fp8, rope, rows
 from octavo.ops.triton.plan import Cut, Work, plan
 from octavo.ops.triton.tiles import Card, CardTiles, Tile, pick, tiles_for
 
-_DEPENDENT_LAUNCH = 90  # the first compute capability with it
 _MMA_ROWS = 16  # the fewest rows of a tensor core product
 _ADDED_ROWS = 32  # rows of parts that a program adds up at a time
 _ANY = 1 << 30  # more queries than any row has
@@ -49,7 +48,7 @@ class TritonOps(Ops):
         self.card = card
         self.tiles = tiles or tiles_for(card)
         if early is None:
-            early = card.capability >= _DEPENDENT_LAUNCH
+            early = card.starts_early
         self._early: dict[str, Any] = {"EARLY": early}
         if early:
             self._early["launch_pdl"] = True
@@ -121,6 +120,12 @@ class TritonOps(Ops):
                 SIZE=size, BLOCK=block, num_warps=4, **self._early,
             )  # fmt: skip
         return out
+
+    def logits(self, hidden: Tensor, packed: object) -> Tensor:
+        weight, bias = cast("tuple[Tensor, Tensor | None]", packed)
+        if bias is not None or not hidden.is_cuda or hidden.dtype is torch.float32:
+            return super().logits(hidden, packed)
+        return torch.mm(hidden, weight.t(), out_dtype=torch.float32)
 
     # -- attention ----------------------------------------------------------------------------
 

@@ -19,7 +19,11 @@ from torch import Tensor
 from octavo.ops.api import GroupMeta
 
 _BLOCK = 512
-_LENGTHS = ["num_rows", "max_units", "num_shares", "least", "window", "low", "high"]
+_ROWS = 512  # at least, so that steps of few rows share one compiled kernel
+_LENGTHS = [
+    "num_rows", "max_units", "num_shares", "least", "window", "low", "high", "row_bits",
+    "unit_bits",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +48,11 @@ class Cut:
 class Work:
     """Of U units at most, S shares, K KV heads. All int32.
 
-    ``units`` [4, U]: row, index of the first query among the step's tokens, its position,
-    number of queries. ``tiles_before`` [U + 1]: tiles (of one head) of the units before.
-    ``totals`` [3]: units, tiles a share, tiles of all heads. ``starts`` [7, S]: the unit that a
-    share begins with, what ``units`` says of it, tiles before it and in it. ``arrived`` [U, K]:
-    parts finished of what is split over shares; zero between launches.
+    ``units`` [4, U]: row of the page table, index of the first query among the step's tokens,
+    its position, number of queries. ``tiles_before`` [U + 1]: tiles (of one head) of the units
+    before. ``totals`` [3]: units, tiles a share, tiles of all heads. ``starts`` [7, S]: the unit
+    that a share begins with, what ``units`` says of it, tiles before it and in it. ``arrived``
+    [U, K]: parts finished of what is split over shares; zero between launches.
     """
 
     max_units: int
@@ -64,32 +68,34 @@ def plan(meta: GroupMeta, cut: Cut, num_tokens: int, kv_heads: int) -> Work:
     num_rows = meta.context_len.shape[0]
     most = max(1, cut.max_units(num_tokens, num_rows))
     sizes = [4 * most, most + 1, 3, 7 * cut.shares, most * kv_heads, num_rows]
-    memory = torch.empty(sum(sizes), dtype=torch.int32, device=meta.context_len.device)
-    units, tiles_before, totals, starts, arrived, scratch = memory.split(sizes)
+    # Each 16 bytes aligned: Triton compiles another kernel where it is not.
+    rooms = [-(-size // 4) * 4 for size in sizes]
+    memory = torch.empty(sum(rooms), dtype=torch.int32, device=meta.context_len.device)
+    units, tiles_before, totals, starts, arrived, scratch = (
+        room[:size] for room, size in zip(memory.split(rooms), sizes, strict=True)
+    )
+    table_row = scratch if meta.table_row is None else meta.table_row
     _plan_kernel[(1,)](
-        meta.query_start, meta.context_len, scratch, units, tiles_before, totals, starts,
-        arrived, num_rows, most, cut.shares, cut.least, meta.window, cut.low, cut.high,
-        HEADS=kv_heads, TILE=cut.tile, TOKENS=cut.tokens, ROWS=triton.next_power_of_2(num_rows),
-        ROW_BITS=_bits(num_rows), UNIT_BITS=_bits(most), BLOCK=_BLOCK, num_warps=4,
+        meta.query_start, meta.context_len, table_row, scratch, units, tiles_before, totals,
+        starts, arrived, num_rows, most, cut.shares, cut.least, meta.window, cut.low, cut.high,
+        num_rows.bit_length(), most.bit_length(),
+        HEADS=kv_heads, TILE=cut.tile, TOKENS=cut.tokens,
+        ROWS=max(_ROWS, triton.next_power_of_2(num_rows)),
+        MAPPED=meta.table_row is not None, BLOCK=_BLOCK, num_warps=4,
     )  # fmt: skip
     return Work(
         most, units.view(4, most), tiles_before, totals, starts.view(7, cut.shares), arrived
     )
 
 
-def _bits(count: int) -> int:
-    """Enough to write ``count``, the same for all counts up to a power of two."""
-    return int(triton.next_power_of_2(count)).bit_length()
-
-
 @triton.jit
-def _count_upto(ends, value, count, factor, BITS: tl.constexpr):
+def count_upto(ends, value, count, factor, bits):
     """How many of the ascending ``ends[:count]`` are, times ``factor``, at most ``value``.
 
-    A binary search an element; ``count`` < 2 ** BITS."""
+    A binary search an element; ``count`` < 2 ** bits."""
     found = value * 0
-    for bit in tl.static_range(BITS):
-        probe = found + (1 << (BITS - 1 - bit))
+    for bit in range(bits):
+        probe = found + (1 << (bits - 1 - bit))
         inside = probe <= count
         end = tl.load(ends + probe - 1, mask=inside, other=0)
         found = tl.where(inside & (end * factor <= value), probe, found)
@@ -109,10 +115,10 @@ def _whole_parts(share, longest, tiles, num_units):
 
 @triton.jit(do_not_specialize=_LENGTHS)
 def _plan_kernel(  # noqa: PLR0913
-    query_start, context_len, unit_ends, units, tiles_before, totals, starts, arrived,
-    num_rows, max_units, num_shares, least, window, low, high,
+    query_start, context_len, table_row, unit_ends, units, tiles_before, totals, starts, arrived,
+    num_rows, max_units, num_shares, least, window, low, high, row_bits, unit_bits,
     HEADS: tl.constexpr, TILE: tl.constexpr, TOKENS: tl.constexpr, ROWS: tl.constexpr,
-    ROW_BITS: tl.constexpr, UNIT_BITS: tl.constexpr, BLOCK: tl.constexpr,
+    MAPPED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.arange(0, ROWS)
     start = tl.load(query_start + row, mask=row < num_rows, other=0)
@@ -128,7 +134,7 @@ def _plan_kernel(  # noqa: PLR0913
     for base in range(0, num_units, BLOCK):
         unit = base + tl.arange(0, BLOCK)
         live = unit < num_units
-        at = tl.minimum(_count_upto(unit_ends, unit, num_rows, 1, ROW_BITS), num_rows - 1)
+        at = tl.minimum(count_upto(unit_ends, unit, num_rows, 1, row_bits), num_rows - 1)
         row_start = tl.load(query_start + at)
         row_count = tl.load(query_start + at + 1) - row_start
         skipped = TOKENS * (unit - tl.load(unit_ends + at - 1, mask=at > 0, other=0))
@@ -136,7 +142,10 @@ def _plan_kernel(  # noqa: PLR0913
         size = tl.minimum(row_count - skipped, TOKENS)
         first_tile = tl.where(window > 0, tl.maximum(position - window + 1, 0) // TILE, 0)
         unit_tiles = tl.where(live, (position + size + TILE - 1) // TILE - first_tile, 0)
-        tl.store(units + unit, at, mask=live)
+        page_row = at
+        if MAPPED:
+            page_row = tl.load(table_row + at)
+        tl.store(units + unit, page_row, mask=live)
         tl.store(units + max_units + unit, row_start + skipped, mask=live)
         tl.store(units + 2 * max_units + unit, position, mask=live)
         tl.store(units + 3 * max_units + unit, size, mask=live)
@@ -154,7 +163,7 @@ def _plan_kernel(  # noqa: PLR0913
     tl.debug_barrier()
     for base in range(0, num_shares, BLOCK):
         index = base + tl.arange(0, BLOCK)
-        unit = _count_upto(tiles_before + 1, index * share, num_units, HEADS, UNIT_BITS)
+        unit = count_upto(tiles_before + 1, index * share, num_units, HEADS, unit_bits)
         used = (index < num_shares) & (unit < num_units)
         tl.store(starts + index, unit, mask=used)
         for field in tl.static_range(4):

@@ -16,6 +16,11 @@ class Card:
     multiprocessors: int
     shared_bytes: int
 
+    @property
+    def starts_early(self) -> bool:
+        """Whether a kernel can start before its predecessor has ended (dependent launch)."""
+        return self.capability >= 90
+
     @classmethod
     def of(cls, device: torch.device) -> Card:
         if device.type != "cuda":

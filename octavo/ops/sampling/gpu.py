@@ -1,0 +1,65 @@
+"""Sampling on a GPU: Triton kernels that draw what the reference draws."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from octavo.ops.sampling.reference import BLOCK, DrawParams, SamplingOps
+from octavo.ops.triton import sampling
+
+_SCANNED = 16  # blocks a program of the first pass
+_TILE = 2048  # ids at a time of the search for a cut
+_KEPT = 1024  # ids that the search ends with, in registers
+_WARPS = 8
+
+
+class TritonSamplingOps(SamplingOps):
+    """Draws in three launches; the rest is the reference's. Nothing waits for the device.
+
+    A row costs one scan of its logits, a truncated one a few more of the blocks that hold its best
+    ids; all of them if it is so flat that ``top_p`` keeps most of the vocabulary.
+    """
+
+    name = "triton"
+
+    def __init__(self, *, early: bool = False, tile: int = _TILE, kept: int = _KEPT) -> None:
+        """``early``: as in :class:`octavo.ops.triton.backend.TritonOps`."""
+        self._tile, self._kept = tile, kept
+        self._early: dict[str, Any] = {"EARLY": early}
+        if early:
+            self._early["launch_pdl"] = True
+
+    def draw(self, logits: Tensor, params: DrawParams) -> tuple[Tensor, Tensor]:
+        rows, size = logits.shape
+        num_blocks = triton.cdiv(size, BLOCK)
+        width = triton.next_power_of_2(num_blocks)
+        bits = max(1, (size - 1).bit_length())
+        device = logits.device
+        block_keys, block_ids, blocks = torch.empty(
+            (3, rows, num_blocks), dtype=torch.int32, device=device
+        )
+        codes = torch.empty((rows, self._kept), dtype=torch.int64, device=device)
+        cuts = torch.empty(rows, dtype=torch.int64, device=device)
+        ids = torch.empty(rows, dtype=torch.int64, device=device)
+        status = torch.empty(rows, dtype=torch.int8, device=device)
+        if not rows:
+            return ids, status
+        sampling.scan_kernel[(rows, triton.cdiv(num_blocks, _SCANNED))](
+            logits, block_keys, block_ids, size, num_blocks, BLOCK=BLOCK, BLOCKS=_SCANNED,
+            num_warps=4, **self._early,
+        )  # fmt: skip
+        sampling.cut_kernel[(rows,)](
+            logits, block_keys, params.temperature, params.top_k, params.top_p, blocks, codes,
+            cuts, size, num_blocks, BITS=bits, BLOCK=BLOCK, TILE=self._tile, KEPT=self._kept,
+            WIDTH=width, num_warps=_WARPS, **self._early,
+        )  # fmt: skip
+        sampling.race_kernel[(rows,)](
+            logits, block_keys, block_ids, cuts, params.temperature, params.min_p, params.seed,
+            params.index, ids, status, size, num_blocks, BITS=bits, BLOCK=BLOCK, WIDTH=width,
+            num_warps=_WARPS, **self._early,
+        )  # fmt: skip
+        return ids, status

@@ -1,0 +1,369 @@
+"""Exact draws on a GPU, by the rule of :mod:`octavo.ops.sampling.reference`: no row is sorted.
+
+As on a CPU (:mod:`octavo.ops.sampling.rows`), a *key* is an int32 that orders logits, a *code* the
+int64 ``(-key << BITS) | id``: ascending codes are descending logits, lowest id first on ties. A row
+is read once for the best key of each block of BLOCK ids; afterwards only blocks that can matter
+are read again. A truncated row is its last retained code, the *cut*, found by halving a range of
+codes until one is left. Scores and sums are fp64; nothing depends on timing.
+
+Names: BITS tell an id from another; WIDTH is the number of blocks, rounded up to a power of two.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from octavo.ops.triton.early import begin
+
+_ABS = tl.constexpr(0x7FFFFFFF)
+_INF = tl.constexpr(0x7F800000)
+_LOWEST = tl.constexpr(-0x80000000)  # below every key: no id is there
+_NO_CUT = tl.constexpr(0x7FFFFFFFFFFFFFFF)
+_NON_FINITE = tl.constexpr(1)
+_ALL_MASKED = tl.constexpr(2)
+_TOKEN_STREAM = tl.constexpr(0)
+_BLOCK_STREAM = tl.constexpr(1)
+_SLACK = tl.constexpr(1.0 - 1e-9)  # TOP_P_SLACK
+
+
+@triton.jit
+def _key(x):
+    bits = x.to(tl.int32, bitcast=True)
+    magnitude = bits & _ABS
+    return tl.where(magnitude > _INF, _ABS, tl.where(bits >= 0, magnitude, -magnitude))
+
+
+@triton.jit
+def _value(key):
+    """The logit of a key, in fp64."""
+    bits = tl.where(key >= 0, key, (-key) | _LOWEST)
+    return bits.to(tl.float32, bitcast=True).to(tl.float64)
+
+
+@triton.jit
+def _code(key, token, BITS: tl.constexpr):
+    return (-(key.to(tl.int64)) << BITS) | token.to(tl.int64)
+
+
+@triton.jit
+def _code_key(code, BITS: tl.constexpr):
+    return tl.maximum(-(code >> BITS), -_ABS).to(tl.int32)
+
+
+@triton.jit
+def _exponential(high, low):
+    """Exp(1) from two 32-bit words, by 52 bits that are never 0 or 1."""
+    bits = (high.to(tl.int64) << 20) | (low.to(tl.int64) >> 12)
+    return -tl.log((bits.to(tl.float64) + 0.5) * (1.0 / (1 << 52)))
+
+
+@triton.jit
+def _philox(seed, counter, index, stream):
+    """Four words of Philox 4x32-10 for counters (counter, index, stream, 0)."""
+    zero = counter * 0
+    return tl.philox(seed, counter, zero + index.to(tl.int32), zero + stream, zero)
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def scan_kernel(
+    logits, block_keys, block_ids, size, num_blocks,
+    BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """Best key of each block and its lowest id: int32 [N, blocks] both. BLOCKS a program."""
+    row = tl.program_id(0).to(tl.int64)
+    block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
+    lane = tl.arange(0, BLOCK)[None, :]
+    token = block[:, None] * BLOCK + lane
+    real = token < size
+    begin(EARLY)
+    x = tl.load(logits + row * size + token, mask=real, other=float("-inf"))
+    key = tl.where(real, _key(x), _LOWEST)
+    best = tl.max(key, 1)
+    first = tl.min(tl.where(key == best[:, None], lane, BLOCK), 1)
+    at = row * num_blocks + block
+    tl.store(block_keys + at, best, mask=block < num_blocks)
+    tl.store(block_ids + at, block * BLOCK + first, mask=block < num_blocks)
+
+
+@triton.jit
+def _load_codes(
+    row, blocks, count, base, size, BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr
+):
+    """Codes of TILE ids of the listed blocks, from place ``base`` of their line on; _NO_CUT past
+    the end; and their logits."""
+    place = base + tl.arange(0, TILE)
+    block = tl.load(blocks + place // BLOCK, mask=place < count * BLOCK, other=0)
+    token = block * BLOCK + place % BLOCK
+    real = (place < count * BLOCK) & (token < size)
+    x = tl.load(row + token, mask=real, other=float("-inf"))
+    return tl.where(real, _code(_key(x), token, BITS), _NO_CUT), x
+
+
+@triton.jit
+def _weights(code, x, high, top, temperature, WEIGH: tl.constexpr):
+    """Of codes up to ``high``: 1, or exp of the score; 0 of others."""
+    one = tl.full(code.shape, 1.0, tl.float64)
+    if WEIGH:
+        one = tl.exp((x.to(tl.float64) - top) / temperature)
+    return tl.where(code <= high, one, 0.0)
+
+
+@triton.jit
+def _mass(
+    row, blocks, count, size, low, high, top, temperature,
+    WEIGH: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """How many codes of the listed blocks lie in (low, high], and their weight."""
+    number = tl.zeros([TILE], tl.int32)
+    mass = tl.zeros([TILE], tl.float64)
+    for base in range(0, count * BLOCK, TILE):
+        code, x = _load_codes(row, blocks, count, base, size, BITS, BLOCK, TILE)
+        inside = (code > low) & (code <= high)
+        number += inside.to(tl.int32)
+        mass += tl.where(inside, _weights(code, x, high, top, temperature, WEIGH), 0.0)
+    return tl.sum(number, 0), tl.sum(mass, 0)
+
+
+@triton.jit
+def _list_blocks(block_key, num_blocks, least, blocks, WIDTH: tl.constexpr):
+    """Write the blocks whose best key is at least ``least`` to ``blocks``; returns how many."""
+    block = tl.arange(0, WIDTH)
+    chosen = (block < num_blocks) & (block_key >= least)
+    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.debug_barrier()  # whoever still reads an older list
+    tl.store(blocks + place, block, mask=chosen)
+    tl.debug_barrier()
+    return tl.sum(chosen.to(tl.int32), 0)
+
+
+@triton.jit
+def _halve(low, high, steps, BITS: tl.constexpr):
+    """A code between two: in the middle of their logits or, every other time, of the codes, which
+    alone comes to an end."""
+    middle = low + ((high - low) >> 1)
+    value = 0.5 * _value(_code_key(low, BITS)) + 0.5 * _value(_code_key(high, BITS))
+    between = _code(_key(value.to(tl.float32)), tl.full([], (1 << BITS) - 1, tl.int32), BITS)
+    usable = (steps % 2 == 0) & (between > low) & (between < high)
+    return tl.where(usable, between, middle)
+
+
+@triton.jit
+def _select(  # noqa: PLR0913
+    row, block_key, num_blocks, blocks, codes, size, low, high, wanted, limit, top, temperature,
+    WEIGH: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    KEPT: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The first code at which the weights of codes in (low, it] reach ``wanted``; it is at most
+    ``high``. At most KEPT codes, in ``codes``, are searched in registers. Counts of
+    ids past ``limit`` are left out."""
+    high = tl.minimum(high, limit)
+    count = _list_blocks(block_key, num_blocks, _code_key(high, BITS), blocks, WIDTH)
+    number, mass = _mass(
+        row, blocks, count, size, low, high, top, temperature, False, BITS, BLOCK, TILE
+    )  # fmt: skip
+    steps = number * 0
+    while number > KEPT:
+        middle = _halve(low, high, steps, BITS)
+        n, mass = _mass(
+            row, blocks, count, size, low, middle, top, temperature, WEIGH, BITS, BLOCK, TILE
+        )  # fmt: skip
+        steps += 1
+        if mass >= wanted:
+            high = middle
+            number = n
+        else:
+            low = middle
+            number -= n
+            wanted -= mass
+    taken = number * 0
+    for base in range(0, count * BLOCK, TILE):
+        code, _ = _load_codes(row, blocks, count, base, size, BITS, BLOCK, TILE)
+        inside = (code > low) & (code <= high)
+        place = taken + tl.cumsum(inside.to(tl.int32), 0) - 1
+        tl.store(codes + place, code, mask=inside)
+        taken += tl.sum(inside.to(tl.int32), 0)
+    tl.debug_barrier()
+    at = tl.arange(0, KEPT)
+    code = tl.load(codes + at, mask=at < taken, other=_NO_CUT)
+    weight = _weights(code, _value(_code_key(code, BITS)), high, top, temperature, WEIGH)
+    high = tl.max(tl.where(code <= high, code, low), 0)
+    while number > 1:
+        middle = low + ((high - low) >> 1)
+        inside = (code > low) & (code <= middle)
+        mass = tl.sum(tl.where(inside, weight, 0.0), 0)
+        n = tl.sum(inside.to(tl.int32), 0)
+        if mass >= wanted:
+            number = n
+            high = tl.max(tl.where(inside, code, low), 0)
+        else:
+            low = middle
+            number -= n
+            wanted -= mass
+    return high
+
+
+@triton.jit
+def _nth_key(block_key, num_blocks, n, WIDTH: tl.constexpr):
+    """The n-th largest of the keys of at least n blocks: at least n ids reach it."""
+    real = tl.arange(0, WIDTH) < num_blocks
+    low = tl.min(tl.where(real, block_key, _ABS), 0).to(tl.int64)
+    high = tl.max(tl.where(real, block_key, _LOWEST), 0).to(tl.int64)
+    while low < high:
+        middle = low + ((high - low + 1) >> 1)
+        reached = tl.sum((real & (block_key.to(tl.int64) >= middle)).to(tl.int32), 0)
+        if reached >= n:
+            low = middle
+        else:
+            high = middle - 1
+    return low.to(tl.int32)
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def cut_kernel(  # noqa: PLR0913
+    logits, block_keys, temperatures, top_ks, top_ps, blocks, codes, cuts, size, num_blocks,
+    BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, KEPT: tl.constexpr,
+    WIDTH: tl.constexpr, EARLY: tl.constexpr,
+):  # fmt: skip
+    """The last code that top_k and then top_p keep, int64 [N]. A row a program; ``blocks`` int32
+    [N, blocks] and ``codes`` int64 [N, KEPT] are its own to write to."""
+    index = tl.program_id(0).to(tl.int64)
+    begin(EARLY)
+    temperature = tl.load(temperatures + index)
+    top_k = tl.load(top_ks + index)
+    top_p = tl.load(top_ps + index)
+    block = tl.arange(0, WIDTH)
+    block_key = tl.load(
+        block_keys + index * num_blocks + block, mask=block < num_blocks, other=_LOWEST
+    )
+    best = tl.max(block_key, 0)
+    cuts_rank = (top_k > 0) & (top_k < size)
+    sound = (best < _INF) & (best > -_INF)
+    cut = tl.full([], _NO_CUT, tl.int64)
+    if (temperature > 0) & sound & (cuts_rank | (top_p < 1.0)):
+        row = logits + index * size
+        blocks += index * num_blocks
+        codes += index * KEPT
+        top = _value(best)
+        lowest = tl.full([], -_INF, tl.int32)
+        low = _code(best, best * 0, BITS) - 1  # before the best code
+        last = tl.full([], (1 << BITS) - 1, tl.int32)
+        if cuts_rank:
+            least = lowest
+            if top_k <= num_blocks:
+                least = tl.maximum(_nth_key(block_key, num_blocks, top_k, WIDTH), lowest)
+            cut = _select(
+                row, block_key, num_blocks, blocks, codes, size, low, _code(least, last, BITS),
+                top_k.to(tl.float64), cut, top, temperature, False, BITS, BLOCK, TILE, KEPT, WIDTH,
+            )  # fmt: skip
+        if top_p < 1.0:
+            count = _list_blocks(
+                block_key, num_blocks, tl.maximum(_code_key(cut, BITS), lowest), blocks, WIDTH
+            )
+            _, mass = _mass(
+                row, blocks, count, size, low, cut, top, temperature, True, BITS, BLOCK, TILE
+            )
+            share = top_p * _SLACK
+            # Ids this light together weigh less than what may be cut.
+            spare = (1.0 - share) * mass / size
+            lightest = top + temperature * tl.log(spare)
+            lightest -= 1e-6 * tl.abs(lightest) + 1e-30
+            least = tl.maximum(_key(lightest.to(tl.float32)), lowest)
+            least = tl.where(lightest > -3.0e38, least, lowest)
+            cut = _select(
+                row, block_key, num_blocks, blocks, codes, size, low, _code(least, last, BITS),
+                mass * share, cut, top, temperature, True, BITS, BLOCK, TILE, KEPT, WIDTH,
+            )  # fmt: skip
+    tl.store(cuts + index, cut)
+
+
+@triton.jit
+def _own_score(s, token, holder, lead, smallest, seed, index, kept):
+    """Perturbed scores of ids of blocks whose smallest draw is given; -inf unless ``kept``."""
+    high, low, _, _ = _philox(seed, token, index, _TOKEN_STREAM)
+    score = tl.where(token == holder, s + lead, s - tl.log(smallest + _exponential(high, low)))
+    return tl.where(kept, score, float("-inf"))
+
+
+@triton.jit
+def _race_block(
+    row, block, size, top, temperature, cut, least, seed, index,
+    BITS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The highest perturbed score of a block, and its id."""
+    token = block * BLOCK + tl.arange(0, BLOCK)
+    high, low, third, _ = _philox(seed, token * 0 + block, index, _BLOCK_STREAM)
+    smallest = _exponential(high, low) / BLOCK
+    holder = block * BLOCK + (third % BLOCK).to(tl.int32)
+    x = tl.load(row + token, mask=token < size, other=float("-inf"))
+    s = (x.to(tl.float64) - top) / temperature
+    kept = (token < size) & (_code(_key(x), token, BITS) <= cut) & (s >= least)
+    score = _own_score(s, token, holder, -tl.log(smallest), smallest, seed, index, kept)
+    own = tl.max(score, 0)
+    return own, tl.min(tl.where(score == own, token, _ABS), 0)
+
+
+@triton.jit(do_not_specialize=["num_blocks"])
+def race_kernel(  # noqa: PLR0913
+    logits, block_keys, block_ids, cuts, temperatures, min_ps, seeds, indices, ids, statuses,
+    size, num_blocks, BITS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
+):  # fmt: skip
+    """The retained id of highest perturbed score, int64 [N], and the row's status, int8 [N].
+
+    A row a program. The best id and the holder of each block race first, and only blocks
+    that could still win are then drawn in full, those that may go highest first."""
+    place = tl.program_id(0).to(tl.int64)
+    begin(EARLY)
+    temperature = tl.load(temperatures + place)
+    block = tl.arange(0, WIDTH)
+    real = block < num_blocks
+    at = place * num_blocks + block
+    key = tl.load(block_keys + at, mask=real, other=_LOWEST)
+    best_id = tl.load(block_ids + at, mask=real, other=_ABS)
+    best = tl.max(key, 0)
+    winner = tl.min(tl.where(key == best, best_id, _ABS), 0)
+    status = tl.where(best >= _INF, _NON_FINITE, tl.where(best <= -_INF, _ALL_MASKED, 0))
+    if (temperature > 0) & (status == 0):
+        row = logits + place * size
+        cut = tl.load(cuts + place)
+        seed = tl.load(seeds + place)
+        index = tl.load(indices + place)
+        min_p = tl.load(min_ps + place)
+        least = tl.log(tl.maximum(min_p, 1e-300))
+        least = tl.where(min_p > 0, least, float("-inf"))
+        top = _value(best)
+        high, low, third, _ = _philox(seed, block, index, _BLOCK_STREAM)
+        smallest = _exponential(high, low) / BLOCK
+        lead = -tl.log(smallest)
+        holder = block * BLOCK + (third % BLOCK).to(tl.int32)
+
+        s = (_value(tl.maximum(key, -_INF)) - top) / temperature
+        kept = real & (key > -_INF) & (_code(key, best_id, BITS) <= cut) & (s >= least)
+        score = _own_score(s, best_id, holder, lead, smallest, seed, index, kept)
+        bound = tl.where(kept, s + lead, float("-inf"))
+        highest = tl.max(score, 0)
+        winner = tl.min(tl.where(score == highest, best_id, _ABS), 0)
+
+        x = tl.load(row + holder, mask=kept & (holder < size), other=float("-inf"))
+        s = (x.to(tl.float64) - top) / temperature
+        kept = kept & (holder < size) & (_code(_key(x), holder, BITS) <= cut) & (s >= least)
+        score = tl.where(kept, s + lead, float("-inf"))
+        of_holders = tl.max(score, 0)
+        if of_holders > highest:
+            highest = of_holders
+            winner = tl.min(tl.where(score == of_holders, holder, _ABS), 0)
+
+        reach = tl.max(bound, 0)
+        while reach > highest:
+            chosen = tl.min(tl.where(bound == reach, block, _ABS), 0)
+            bound = tl.where(block == chosen, float("-inf"), bound)
+            own, its_id = _race_block(
+                row, chosen, size, top, temperature, cut, least, seed, index, BITS, BLOCK
+            )
+            if own > highest:
+                highest = own
+                winner = its_id
+            reach = tl.max(bound, 0)
+    tl.store(ids + place, winner.to(tl.int64))
+    tl.store(statuses + place, status.to(tl.int8))
