@@ -43,7 +43,6 @@ EXPLANATIONS: dict[str, str] = {
         "is not possible: long prompts are always computed in chunks; raise "
         "--max-num-batched-tokens to make the chunks larger"
     ),
-    "enforce_eager": "is not needed: nothing is compiled or captured at start",
     "trust_remote_code": "is not possible: Octavo never runs code from a model's folder",
     "skip_tokenizer_init": "is not possible: the text routes need the tokenizer",
     "calculate_kv_scales": "is not needed: each token and head has its own scale",
@@ -92,7 +91,7 @@ _NOT_YET: dict[str, str] = {
     "use --max-num-queued-reqs": "max_num_queued_tokens",
     "--max-num-seqs and --max-num-batched-tokens bound a step": (
         "max_num_active_seqs max_num_partial_prefills "
-        "async_scheduling stream_interval watermark prefix_caching_hash_algo"
+        "stream_interval watermark prefix_caching_hash_algo"
     ),
     "the server has no such setting": (
         "middleware chat_template_content_format default_chat_template_kwargs response_role "
@@ -128,7 +127,6 @@ NEUTRAL: dict[str, tuple[str, ...]] = {
     "tokenizer_mode": ("auto",),
     "tp_size": ("1",),
     "api_server_count": ("1",),
-    "enforce_eager": ("true", "false"),
     "enable_chunked_prefill": ("true",),
     "trust_remote_code": ("false",),
     "disable_custom_all_reduce": ("true", "false"),

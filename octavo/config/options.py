@@ -195,6 +195,13 @@ class Options:
         aliases=("attention_backend",),
     )
 
+    enforce_eager: bool = option(
+        False, switch(), "Device and memory", "Capture no CUDA graphs: less memory, slower decoding"
+    )
+    async_scheduling: bool = option(
+        True, switch(), "Device and memory", "Plan the next step while a GPU computes this one"
+    )
+
     # Scheduling
     max_num_seqs: int | Auto = option(
         "auto",
@@ -349,6 +356,11 @@ class Options:
     config: str | None = option(None, text("FILE"), "File of options", "YAML file of options")
 
     sources: dict[str, str] = field(default_factory=dict, repr=False, compare=False)
+
+    @property
+    def pipeline_depth(self) -> int:
+        """Steps that may be under way at once."""
+        return 2 if self.async_scheduling else 1
 
     @property
     def log_stats(self) -> bool:

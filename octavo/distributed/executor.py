@@ -7,7 +7,8 @@ the same order, up to ``depth`` of them under way.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from octavo.core.plan import StepPlan, StepResult
@@ -25,6 +26,13 @@ class Worker(Protocol):
         """Forget every slot, in whatever state an interrupted plan left them."""
 
     def close(self) -> None: ...
+
+
+class OverlappedWorker(Worker, Protocol):
+    """One whose device works while the host goes on."""
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Start a plan; what is returned waits for its result."""
 
 
 class Executor(Protocol):
@@ -50,21 +58,32 @@ class LocalExecutor:
     def __init__(self, worker: Worker, depth: int = 1) -> None:
         self.depth = depth
         self._worker = worker
-        self._plans: deque[StepPlan] = deque()
+        self._results: deque[Callable[[], StepResult]] = deque()
 
     def submit(self, plan: StepPlan) -> None:
-        self._plans.append(plan)
+        self._results.append(partial(self._worker.execute, plan))
 
     def result(self) -> StepResult:
-        return self._worker.execute(self._plans.popleft())
+        return self._results.popleft()()
 
     def control(self, name: str, args: Mapping[str, Any]) -> Any:
         return self._worker.control(name, args)
 
     def reset(self) -> None:
-        self._plans.clear()
+        self._results.clear()
         self._worker.reset()
 
     def close(self) -> None:
-        self._plans.clear()
+        self._results.clear()
         self._worker.close()
+
+
+class OverlappedExecutor(LocalExecutor):
+    """The same for a device that works beside the host: a plan starts when it is submitted."""
+
+    def __init__(self, worker: OverlappedWorker, depth: int = 2) -> None:
+        super().__init__(worker, depth)
+        self._launch = worker.launch
+
+    def submit(self, plan: StepPlan) -> None:
+        self._results.append(self._launch(plan))

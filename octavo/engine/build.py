@@ -12,7 +12,6 @@ from octavo.config.resolve import Config
 from octavo.core.capacity import cache_layout
 from octavo.core.groups import layer_groups
 from octavo.distributed.comm import SingleCommunicator
-from octavo.distributed.executor import LocalExecutor
 from octavo.engine.client import EngineInfo
 from octavo.engine.loop import EngineLoop
 from octavo.engine.record import open_recorder
@@ -28,6 +27,7 @@ from octavo.ops.select import select_ops
 from octavo.runner.kv import allocate_kv
 from octavo.runner.runner import Runner
 from octavo.runner.sampler import Sampler
+from octavo.runner.select import make_executor, make_runner
 from octavo.runner.slots import Slots
 from octavo.runner.swap import HostPages
 from octavo.runner.warmup import warm_up
@@ -68,7 +68,9 @@ def build_engine(config: Config, progress: Progress | None = None) -> tuple[Engi
         load_seconds=time.perf_counter() - start,
         notes=notes,
     )
-    return EngineLoop(scheduler, LocalExecutor(runner), recorder=recorder), info
+    return EngineLoop(
+        scheduler, make_executor(runner, config.pipeline_depth), recorder=recorder
+    ), info
 
 
 def _runner(
@@ -112,12 +114,17 @@ def _runner(
     log.info("Device: %s, %s; %s", config.device, config.dtype, kernels)
     windows = [group.window for group in groups]
     host_pages = HostPages(kv, config.num_host_pages, ops) if config.num_host_pages else None
-    runner = Runner(
+    runner = make_runner(
+        ops,
         model,
         sampler,
         kv,
         windows,
         slots,
+        hidden=(spec.hidden_size, dtype),
+        max_tokens=config.max_num_batched_tokens,
+        depth=config.pipeline_depth,
+        graphs=not config.enforce_eager,
         host_pages=host_pages,
         prompt_logprobs_chunk=config.prompt_logprobs_chunk,
     )

@@ -83,7 +83,7 @@ class InputBuilder:
         self._device = device
 
     def build(self, rows: Rows) -> Batch:
-        row_slots, positions = self._expand(rows)
+        row_slots, positions = self.expand(rows)
         page_size = self._slots.page_size
         page_index, offset = positions // page_size, positions % page_size
         query_start = np.zeros(len(rows.ends) + 1, np.int32)
@@ -113,7 +113,7 @@ class InputBuilder:
         ids = self._slots.tokens[row_slots, positions].astype(np.int64)
         return Batch(ids=self._put(ids), positions=self._put(positions), groups=groups, kv=self._kv)
 
-    def _expand(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def expand(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Slot and position of each token of the step."""
         if len(rows.counts) == rows.ends[-1]:  # one token a row: nothing to expand
             return rows.slots, rows.starts

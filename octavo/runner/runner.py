@@ -6,7 +6,7 @@ Knows slots and positions; knows neither requests nor policies.
 from __future__ import annotations
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -38,6 +38,8 @@ class Runner:
     the length of a prompt.
     """
 
+    overlaps = False  # whether a launched plan runs beside the host
+
     def __init__(
         self,
         model: Model,
@@ -65,6 +67,14 @@ class Runner:
         rows = plan_rows(plan)
         hidden = self.forward(rows)
         return self.sample(plan.step, rows, hidden)
+
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Start a plan; what is returned waits for its result."""
+        result = self.execute(plan)
+        return lambda: result
+
+    def capture(self, progress: Callable[[float], None]) -> None:
+        """Prepare for steps of every size, if there is anything to prepare."""
 
     def control(self, name: str, args: Mapping[str, Any]) -> Any:
         raise KeyError(name)

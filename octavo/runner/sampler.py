@@ -27,6 +27,11 @@ _FAULTS = {
 }
 
 
+def non_finite(slot: int) -> Fault:
+    code = "non_finite_logits"
+    return Fault(slot, code, _FAULTS[code])
+
+
 @dataclass(slots=True)
 class SampleOutput:
     """``ids`` int64 [N] on the device, arbitrary in rows that have a fault."""
@@ -60,6 +65,10 @@ class Sampler:
         self._edits: dict[int, SlotEdits] = {}
         self._tops: dict[int, int] = {}  # log-probabilities to report, by slot
 
+    @property
+    def ops(self) -> SamplingOps:
+        return self._ops
+
     def warm_up(self) -> None:
         self._ops.warm_up()
 
@@ -85,6 +94,17 @@ class Sampler:
         self._penalties.reset()
         self._edits.clear()
         self._tops.clear()
+
+    def is_plain(self, slots: NDArray[np.int64]) -> bool:
+        """Whether these slots only draw: no masks, biases, penalties or log-probabilities."""
+        if not (self._edits or self._tops or self._penalties.in_use):
+            return True
+        known = slots.tolist()
+        return not (
+            self._edited_rows(known)
+            or self._penalties.rows(known)
+            or any(slot in self._tops for slot in known)
+        )
 
     @torch.inference_mode()
     def sample(self, logits: Tensor, slots: list[int], indices: list[int]) -> SampleOutput:

@@ -157,6 +157,10 @@ class Penalties:
         self._row_of.clear()
         self._free = list(range(len(self.counts)))
 
+    @property
+    def in_use(self) -> bool:
+        return bool(self._row_of)
+
     def rows(self, slots: Sequence[int]) -> list[int]:
         """Which entries of ``slots`` are penalised."""
         if not self._row_of:

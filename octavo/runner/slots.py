@@ -53,7 +53,7 @@ class Slots:
                     taken += count
 
     def put_ids(
-        self, slots: NDArray[np.int64], positions: NDArray[np.int64], ids: NDArray[np.int64]
+        self, slots: NDArray[np.int64], positions: NDArray[np.int64], ids: NDArray[np.int64] | int
     ) -> None:
         """Remember sampled ids at the positions they will be computed at."""
         self.tokens[slots, positions] = ids

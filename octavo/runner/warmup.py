@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 
 from octavo.core.plan import Join, StepPlan
 from octavo.core.request import Sampling
@@ -30,6 +31,7 @@ def warm_up(
     for done, plan in enumerate(plans, 1):
         runner.execute(plan)
         progress("Warming up", done / len(plans))
+    runner.capture(partial(progress, "Capturing graphs"))
     return time.perf_counter() - start
 
 

@@ -162,8 +162,7 @@ def test_names_that_people_know_are_in_the_table() -> None:
     known = (
         "use_v2_block_manager num_scheduler_steps kv_cache scheduler_cls "
         "guided_decoding_backend chunked_prefill_size awq_checkpoint quantization "
-        "tensor_parallel_size enable_lora speculative_config batch_invariant trust_remote_code "
-        "enforce_eager"
+        "tensor_parallel_size enable_lora speculative_config batch_invariant trust_remote_code"
     )
     assert set(known.split()) <= set(EXPLANATIONS)
 

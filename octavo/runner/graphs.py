@@ -1,0 +1,60 @@
+"""Captured graphs: a body of launches over fixed memory, replayed with one call."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable
+
+import torch
+
+MAX_GRAPH_ROWS = 1024  # above that launches cost nothing beside the step itself
+
+Body = Callable[[], None]
+
+
+def graph_sizes(max_rows: int) -> list[int]:
+    """Row counts that get a graph: 1, 2, 4, 8, 16, then in steps of 8, 16 and 32, ``max_rows``
+    being the last."""
+    top = min(max_rows, MAX_GRAPH_ROWS)
+    steps = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 16), *range(256, top + 32, 32)]
+    return [*(size for size in steps if size < top), top]
+
+
+class Graphs:
+    """Bodies for each of ``sizes``, captured on a GPU and called as they are elsewhere.
+
+    All graphs share one pool of memory: they never run at the same time, and what must outlive one
+    lies outside. Capture the largest first, so that the others fit into its memory.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.sizes: list[int] = []  # ascending; set once everything has been captured
+        self._bodies: dict[tuple[str, int], Body] = {}
+        self._on_gpu = device.type == "cuda"
+        if self._on_gpu:
+            self._pool = torch.cuda.graph_pool_handle()
+            self._stream = torch.cuda.Stream(device)
+
+    def size_for(self, rows: int) -> int | None:
+        """The smallest size that holds ``rows``; None: too many for a graph."""
+        at = bisect_left(self.sizes, rows)
+        return self.sizes[at] if at < len(self.sizes) else None
+
+    def run(self, name: str, size: int) -> None:
+        self._bodies[name, size]()
+
+    def capture(self, name: str, size: int, body: Body) -> None:
+        """Runs ``body`` once to compile and load what it launches, then captures it."""
+        self._bodies[name, size] = self._captured(body) if self._on_gpu else body
+
+    def _captured(self, body: Body) -> Body:
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            body()
+            self._stream.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            body()
+            graph.capture_end()
+        torch.cuda.current_stream().wait_stream(self._stream)
+        return graph.replay

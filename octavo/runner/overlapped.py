@@ -1,0 +1,263 @@
+"""OverlappedRunner: the runner of a GPU, whose steps are started before earlier ones have ended.
+
+A step of plain decodes is two graphs: the trunk up to the last hidden states, then head and
+sampler. Any other step runs the same code launch by launch. Sampled ids stay on the device
+for the next step and come back behind it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from octavo.core.plan import StepPlan, StepResult
+from octavo.runner.device import ON_DEVICE, DeviceState, StepInputs
+from octavo.runner.graphs import Graphs, graph_sizes
+from octavo.runner.inputs import Rows, plan_rows
+from octavo.runner.runner import Model, Runner
+from octavo.runner.sampler import Sampler, non_finite
+from octavo.runner.slots import Slots
+from octavo.runner.swap import HostPages
+
+
+@dataclass(frozen=True, slots=True)
+class _Samples:
+    """The rows of a step that sample: slot, position of the new id, index of the last token."""
+
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Rows) -> _Samples:
+        contexts = rows.starts + rows.counts
+        if rows.samples.all():
+            return cls(rows.slots, contexts, rows.ends - 1)
+        chosen = rows.samples
+        return cls(rows.slots[chosen], contexts[chosen], rows.ends[chosen] - 1)
+
+
+class OverlappedRunner(Runner):
+    """Up to ``depth`` launched plans may wait for their results. ``graphs=False`` captures none.
+
+    Requests that bias, penalise or report log-probabilities are sampled by ``sampler``, which waits
+    for the device; all others by the device alone.
+    """
+
+    overlaps = True
+
+    def __init__(
+        self,
+        model: Model,
+        sampler: Sampler,
+        kv: tuple[Tensor, ...],
+        windows: Sequence[int],
+        slots: Slots,
+        *,
+        hidden: tuple[int, torch.dtype],
+        max_tokens: int,
+        depth: int = 2,
+        graphs: bool = True,
+        host_pages: HostPages | None = None,
+        prompt_logprobs_chunk: int = 256,
+    ) -> None:
+        """``hidden``: size and type of a hidden state; ``max_tokens`` of a step."""
+        super().__init__(
+            model, sampler, kv, windows, slots,
+            host_pages=host_pages, prompt_logprobs_chunk=prompt_logprobs_chunk,
+        )  # fmt: skip
+        device = kv[0].device
+        max_num_seqs, max_pages = slots.tables[0].shape
+        self._draw = sampler.ops.draw
+        self._state = DeviceState(max_num_seqs, len(windows), max_pages, device)
+        self._steps = StepInputs(
+            self._state, kv, list(windows), slots.page_size, max_num_seqs,
+            max(max_tokens, max_num_seqs), depth=depth, device=device,
+        )  # fmt: skip
+        self._last_hidden = torch.zeros(max_num_seqs, hidden[0], dtype=hidden[1], device=device)
+        room = len(self._steps.sample_slots)
+        self._results = torch.zeros(2, room, dtype=torch.int32, device=device)
+        pin = device.type == "cuda"
+        self._returned = [
+            torch.zeros(2, room, dtype=torch.int32, pin_memory=pin) for _ in range(depth + 1)
+        ]
+        self._graphs = Graphs(device)
+        self._sizes = graph_sizes(max_num_seqs) if graphs else []
+
+    @torch.inference_mode()
+    def capture(self, progress: Callable[[float], None]) -> None:
+        """Capture all graphs. Only while no slot is in use."""
+        for done, size in enumerate(reversed(self._sizes)):
+            progress(done / len(self._sizes))
+            self._stage_padding(size)
+            self._graphs.capture("head", size, lambda size=size: self._head(size))  # type: ignore[misc]
+            self._graphs.capture("trunk", size, lambda size=size: self._trunk(size))  # type: ignore[misc]
+        self._graphs.sizes = self._sizes
+
+    def execute(self, plan: StepPlan) -> StepResult:
+        return self.launch(plan)()
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Callable[[], StepResult]:
+        """Start a plan; what is returned waits for its result."""
+        self._update(plan)
+        if plan.is_empty:
+            return lambda: StepResult(plan.step)
+        rows = plan_rows(plan)
+        samples = _Samples.of(rows)
+        result = StepResult(plan.step)
+        size = self._decode_size(rows)
+        if size is not None:
+            self._stage(rows, samples, size, size)
+            self._graphs.run("trunk", size)
+        else:
+            hidden = self._forward(rows, samples)
+            result.prompt_logprobs = self._prompt_logprobs(rows, hidden)
+        if not len(samples.slots):
+            return self._pending(result, None)
+        # Only the device knows them, for now.
+        self._slots.put_ids(samples.slots, samples.positions, ON_DEVICE)
+        if self._sampler.is_plain(samples.slots):
+            return self._sample_plain(result, samples)
+        return self._sample_any(result, samples)
+
+    def close(self) -> None:
+        for name in ("_graphs", "_steps", "_state", "_last_hidden", "_draw"):
+            self.__dict__.pop(name, None)
+        super().close()
+
+    # -- the trunk ----------------------------------------------------------------------------
+
+    def _decode_size(self, rows: Rows) -> int | None:
+        """The graph for these rows; None if a row has several tokens, or samples nothing."""
+        count = len(rows.slots)
+        if count != rows.ends[-1] or not rows.samples.all() or self._wants_prompt(rows):
+            return None
+        return self._graphs.size_for(count)
+
+    def _wants_prompt(self, rows: Rows) -> bool:
+        if not self._prompt_top:
+            return False
+        asked = np.isin(rows.slots, list(self._prompt_top))
+        return bool((asked & (rows.starts < self._slots.prompt_len[rows.slots] - 1)).any())
+
+    def _stage(self, rows: Rows, samples: _Samples, num_rows: int, num_tokens: int) -> None:
+        row_slots, positions = self._inputs.expand(rows)
+        self._steps.stage(
+            (samples.slots, samples.positions, samples.tokens),
+            (rows.slots, rows.starts + rows.counts, rows.ends),
+            self._slots.tokens[row_slots, positions],
+            num_rows,
+            num_tokens,
+        )
+
+    def _stage_padding(self, size: int) -> None:
+        none = np.zeros(0, np.int64)
+        triple = (none, none, none)
+        self._steps.stage(triple, triple, np.zeros(0, np.int32), size, size)
+
+    def _trunk(self, size: int) -> None:
+        hidden = self._model.forward(self._steps.batch(size, size, 1))
+        self._last_hidden[:size].copy_(hidden)
+
+    def _forward(self, rows: Rows, samples: _Samples) -> Tensor:
+        num_rows, num_tokens = len(rows.slots), int(rows.ends[-1])
+        self._stage(rows, samples, num_rows, num_tokens)
+        batch = self._steps.batch(num_rows, num_tokens, int(rows.counts.max()))
+        hidden = self._model.forward(batch)
+        count = len(samples.slots)
+        if count:
+            chosen = self._steps.sample_tokens[:count]
+            torch.index_select(hidden, 0, chosen, out=self._last_hidden[:count])
+        return hidden
+
+    # -- head and sampler ---------------------------------------------------------------------
+
+    def _head(self, size: int) -> None:
+        params = self._steps.draw_params(size)
+        logits = self._model.logits(self._last_hidden[:size]).contiguous()
+        ids, status = self._draw(logits, params)
+        self._steps.keep(ids, status, self._results)
+
+    def _sample_plain(self, result: StepResult, samples: _Samples) -> Callable[[], StepResult]:
+        count = len(samples.slots)
+        size = self._graphs.size_for(count)
+        if size is None:
+            self._head(count)
+        else:
+            self._graphs.run("head", size)
+        self._returned.append(self._returned.pop(0))
+        returned = self._returned[-1]
+        returned.copy_(self._results, non_blocking=True)
+        return self._pending(result, returned[:, :count].numpy(), samples.slots)
+
+    def _sample_any(self, result: StepResult, samples: _Samples) -> Callable[[], StepResult]:
+        slots = samples.slots
+        logits = self._model.logits(self._last_hidden[: len(slots)])
+        indices = samples.positions - self._slots.prompt_len[slots]
+        output = self._sampler.sample(logits, slots.tolist(), indices.tolist())
+        self._steps.keep(output.ids, torch.zeros_like(output.ids, dtype=torch.int8), self._results)
+        result.faults = output.faults
+        result.logprobs = output.logprobs
+        _add_ids(result, slots.tolist(), output.ids.tolist())
+        return self._pending(result, None)
+
+    def _pending(
+        self,
+        result: StepResult,
+        returned: NDArray[np.int32] | None,
+        slots: NDArray[np.int64] | None = None,
+    ) -> Callable[[], StepResult]:
+        """Waits for all that was launched so far, then reads what came back: ids and status."""
+        event: Any = None
+        if self._results.is_cuda:
+            event = torch.cuda.Event()
+            event.record()
+
+        def wait() -> StepResult:
+            if event is not None:
+                event.synchronize()
+            if returned is not None and slots is not None:
+                ids, status = returned
+                if status.any():
+                    result.faults = [non_finite(slot) for slot in slots[status != 0].tolist()]
+                _add_ids(result, slots.tolist(), ids.tolist())
+            return result
+
+        return wait
+
+    def _update(self, plan: StepPlan) -> None:
+        for join in plan.joins:
+            self._state.join(join.slot, join.prompt_len, join.sampling)
+        super()._update(plan)
+        for group, counts in enumerate(plan.page_counts):
+            self._send_pages(plan, group, counts)
+
+    def _send_pages(self, plan: StepPlan, group: int, counts: list[int]) -> None:
+        """The new pages of a group, which the slots have already."""
+        pages, lengths = plan.pages[group], self._slots.table_len[group]
+        if not pages:
+            return
+        taken = 0
+        for slot, count in zip(plan.slots, counts, strict=True):
+            if count:
+                first = int(lengths[slot]) - count
+                self._state.add_pages(group, slot, first, pages[taken : taken + count])
+                taken += count
+
+
+def _add_ids(result: StepResult, slots: list[int], ids: list[int]) -> None:
+    """One new id for each slot without a fault."""
+    if result.faults:
+        failed = {fault.slot for fault in result.faults}
+        kept = [slot not in failed for slot in slots]
+        slots = [slot for slot, keep in zip(slots, kept, strict=True) if keep]
+        ids = [token for token, keep in zip(ids, kept, strict=True) if keep]
+    result.slots, result.ids = slots, ids
+    result.num_ids = [1] * len(slots)
