@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from octavo.core.preemption import Preemption
@@ -84,6 +84,7 @@ arrivals = st.lists(
 
 
 @given(arrivals=arrivals, seqs=st.integers(1, 2))
+@settings(max_examples=50)
 def test_ageing_bounds_how_long_anybody_is_overtaken(
     arrivals: list[tuple[int, int]], seqs: int
 ) -> None:
