@@ -34,11 +34,15 @@ class Names:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """``fixed`` are the fields of a spec that this family leaves no choice about."""
+    """``fixed`` are the fields of a spec that this family leaves no choice about.
+
+    ``fits_float16``: no hidden state of the released models is above its 65,504.
+    """
 
     name: str
     fixed: Mapping[str, bool | float]
     names: Names = field(default_factory=Names)
+    fits_float16: bool = True
 
     def check(self, spec: ModelSpec) -> None:
         """Raises :class:`StartupError` for a spec that is not of this family."""

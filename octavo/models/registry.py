@@ -39,4 +39,8 @@ def build_model(
         known = ", ".join(sorted(FAMILIES))
         raise StartupError(f"{spec.architecture} is not supported; model families are {known}.")
     family.check(spec)
+    if dtype is torch.float16 and not family.fits_float16:
+        raise StartupError(
+            f"{spec.architecture} overflows float16; use --dtype bfloat16 or --dtype float32."
+        )
     return Decoder(spec, ops, comm, dtype, device, max_position, names=family.names)

@@ -71,7 +71,7 @@ def spec_from_config(
         qkv_bias=family == "qwen2" or biased,
         o_bias=biased,
         mlp_bias=family == "llama" and reader.boolean("mlp_bias", False),
-        dtype=_dtype(reader),
+        dtype=_dtype(reader, family),
         bos_id=bos_id,
         eos_ids=eos_ids,
         **(
@@ -168,12 +168,13 @@ def _activation(config: Reader) -> str:
     return "silu"
 
 
-def _dtype(config: Reader) -> str:
+def _dtype(config: Reader, family: str) -> str:
+    """A Gemma stored as float16 is computed in bfloat16: hidden states overflow."""
     key = "dtype" if config.has("dtype") else "torch_dtype"
     name = config.text(key, "float32").removeprefix("torch.")
     if name not in DTYPES:
         raise config.error(key, f"must be one of {', '.join(DTYPES)}, not {name!r}")
-    return name
+    return "bfloat16" if family == GEMMA3 and name == "float16" else name
 
 
 def _ends(config: Reader, generation: Reader) -> tuple[int | None, tuple[int, ...]]:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from octavo.core.spec import ModelSpec
+from octavo.core.spec import LayerSpec, ModelSpec
 from octavo.distributed.comm import Communicator, SingleCommunicator
 from tests.fakes.paged import paged_logits
 from tests.fakes.ranks import run_ranks
@@ -24,6 +24,9 @@ SPECS: dict[str, ModelSpec] = {
     "llama-replicated-kv": tiny_spec("llama", num_kv_heads=1, **BIASES),
     "qwen2": tiny_spec("qwen2", tie_embeddings=True),
     "qwen2-replicated-kv": tiny_spec("qwen2", num_kv_heads=1),
+    "gemma3": tiny_spec(
+        "gemma3_text", tie_embeddings=True, layers=(LayerSpec("sliding", window=8), LayerSpec())
+    ),
 }
 
 

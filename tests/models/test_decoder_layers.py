@@ -152,6 +152,16 @@ def test_a_spec_that_cannot_run_is_refused(changes: dict, message: str) -> None:
         build_model(spec, Ops(), SingleCommunicator(), torch.float32, CPU, 64)
 
 
+def test_a_family_that_overflows_float16_is_not_run_in_it() -> None:
+    def build(family: str) -> None:
+        spec = tiny_spec(family)
+        build_model(spec, Ops(), SingleCommunicator(), torch.float16, CPU, 64)
+
+    build("llama")
+    with pytest.raises(StartupError, match="overflows float16; use --dtype bfloat16"):
+        build("gemma3_text")
+
+
 def one_row(tokens: list[int]) -> tuple[Tensor, Tensor]:
     """Hidden states of the tokens, and of tokens whose last embedding is laid over."""
     spec = tiny_spec()

@@ -287,6 +287,11 @@ def test_refused(change: dict[str, Any], words: list[str]) -> None:
         assert word in message
 
 
+def test_a_gemma_in_float16_is_computed_in_bfloat16() -> None:
+    assert spec_from_config(tiny_config("gemma3_text", dtype="float16")).dtype == "bfloat16"
+    assert spec_from_config(tiny_config("qwen3", dtype="float16")).dtype == "float16"
+
+
 GEMMA_REFUSED = [
     ({"architectures": ["Gemma3ForConditionalGeneration"]}, "has a vision tower"),
     ({"architectures": None, "model_type": "gemma3"}, "has a vision tower"),
