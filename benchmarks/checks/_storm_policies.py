@@ -7,6 +7,7 @@ import random
 from octavo.core.admission import AdmitWhatFits
 from octavo.core.pacing import PrefillPace
 from octavo.core.pages import PagePool
+from octavo.core.preemption import Preemption
 from octavo.core.scheduler import Scheduler
 from octavo.core.sequence import Sequence
 
@@ -45,19 +46,20 @@ class Setting:
     def fixed(self, factor: float) -> Scheduler:
         """So many requests at once, chosen with hindsight: ``factor`` times what the pool holds."""
         limit = max(1, round(factor * self.held))
-        return self._scheduler(admission=AdmitWhatFits(limit=limit), pace=Unpaced())
+        return self._plain(AdmitWhatFits(limit=limit))
 
     def baseline(self) -> Scheduler:
         """Admit when the prompt fits, preempt the newest."""
-        return self._scheduler(admission=AdmitWhatFits(), pace=Unpaced())
+        return self._plain(AdmitWhatFits())
 
     def control(self, seed: int) -> Scheduler:
         """Preempt anyone, and compute everything anew."""
+        return self._plain(AdmitWhatFits(), choose=RandomVictim(seed), prefix_caching=False)
+
+    def _plain(self, admission: AdmitWhatFits, **policies: object) -> Scheduler:
+        """Prompts are not paced, and a page that is missing is taken at once."""
         return self._scheduler(
-            admission=AdmitWhatFits(),
-            pace=Unpaced(),
-            choose=RandomVictim(seed),
-            prefix_caching=False,
+            admission=admission, pace=Unpaced(), preemption=Preemption(patience=0), **policies
         )
 
     def _scheduler(self, **policies: object) -> Scheduler:
