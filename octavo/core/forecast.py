@@ -83,6 +83,8 @@ class Forecast:
         self._age[slot], self._own[slot], self._left[slot] = outlook
         self._active[slot] = True
         self._num_active += 1
+        if seq.lives == 1:
+            self._lengths.entered(outlook[0])
         mean, variance = self._rows[slot] = self._row(*outlook)
         self._mean = self._mean + mean
         self._variance = self._variance + variance
@@ -90,15 +92,16 @@ class Forecast:
     def grew(self, seq: Sequence) -> None:
         slot, age = seq.slot, seq.num_output // self._page_size
         if age > self._age[slot]:
-            self._lengths.passed(self._age[slot])
-            self._age[slot] = age
+            self._enter(slot, age)
             self._own[slot] += self._growing
             self._left[slot] -= 1
 
     def left(self, seq: Sequence, ended: bool) -> None:
         slot = seq.slot
         if ended:
-            self._lengths.ended(seq.num_output // self._page_size)
+            age = seq.num_output // self._page_size
+            self._enter(slot, age)
+            self._lengths.ended(age)
             self._mean_tokens += (len(seq.tokens) - self._mean_tokens) / MEMORY
         less = MORE_CAUTION * SOUGHT_LOSS / max(MIN_TURNOVER, self._num_active)
         self._caution = max(MIN_CAUTION, self._caution - less)
@@ -108,6 +111,11 @@ class Forecast:
         mean, variance = self._rows.pop(slot, None) or (self._means[slot], self._variances[slot])
         self._mean = self._mean - mean
         self._variance = np.maximum(self._variance - variance, 0.0)
+
+    def _enter(self, slot: int, age: int) -> None:
+        for reached in range(self._age[slot] + 1, age + 1):
+            self._lengths.entered(reached)
+        self._age[slot] = max(age, self._age[slot])
 
     @property
     def caution(self) -> float:

@@ -6,20 +6,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 PRIOR_WEIGHT = 2.0  # pages' worth of belief in the prior at each length
-PRIOR_MEAN = 8.0  # pages: a first guess at the length of an answer …
-PRIOR_TAIL = 1.5  # … with a heavy tail: at age a, a chance of at most PRIOR_TAIL / a
+PRIOR_MEAN = 100.0  # pages: a first guess at the length of an answer …
+PRIOR_TAIL = 1.0  # … with a heavy tail: at age a, a chance of at most PRIOR_TAIL / a
 MEMORY = 400  # ended answers over which the estimate is taken
 DRIFT_MEMORY = 24.0  # expected ends over which it is compared with what happens
 DRIFT_WEIGHT = 6.0
-MAX_DRIFT = 2.0
+MAX_DRIFT = 1.0
 RATIO = 1.12  # of neighbouring bins' widths: long lengths are rare, so they are pooled
 
 
 class LengthEstimate:
     """Life table of answers (Kaplan & Meier 1958), in pages of output, with exponential forgetting.
 
-    An answer that passes an age was at risk there, one that ends there has died. So those
-    still running count, as censored ones, from their first page on. ``drift`` compares the
+    An answer is at risk from the moment it reaches an age, and one that ends there has died. So
+    those still running count, as censored ones, from their first page on. ``drift`` compares the
     ends of late with what the table expects: when answers get longer, ends stay away
     long before the first long answer has ended.
     """
@@ -40,18 +40,15 @@ class LengthEstimate:
         self._happened = 0.0
         self.version = 0  # of the hazard
 
-    def passed(self, age: int) -> None:
-        """A running answer has lived through page ``age`` of its output."""
+    def entered(self, age: int) -> None:
+        """A running answer has reached page ``age`` of its output, and may end there."""
         index = self._bins[age]
         self._risk[index] += self._weight
         self._expected += self._hazard[index]
 
     def ended(self, age: int) -> None:
         """An answer has ended in page ``age`` of its output."""
-        index = self._bins[age]
-        self._risk[index] += self._weight
-        self._deaths[index] += self._weight
-        self._expected += self._hazard[index]
+        self._deaths[self._bins[age]] += self._weight
         self._happened += 1.0
         self._weight *= 1 + 1 / MEMORY
         if self._weight > 1e9:
@@ -64,7 +61,7 @@ class LengthEstimate:
             self._expected = DRIFT_MEMORY
         risk, deaths = np.array(self._risk), np.array(self._deaths)
         belief = PRIOR_WEIGHT * self._weight
-        hazard = (deaths + belief * self._prior) / (risk + belief)
+        hazard = np.minimum((deaths + belief * self._prior) / (risk + belief), 0.95)
         self._hazard = hazard.tolist()
         self.version += 1
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from octavo.core.steptime import StepTimeFit
 
-STEADY_SHARE = 2.0  # of the prefill that a steady state needs: what prompts get under pressure
+STEADY_SHARE = 3.0  # of the prefill that a steady state needs: what prompts get under pressure
 MEMORY_STEPS = 256  # over which that need is measured
 LEAST_CHUNK = 16  # tokens a step that prompts always get: they must not starve either
 URGENT = 0.5  # share of the TTFT target that the head of the queue may wait before prompts go first

@@ -10,6 +10,7 @@ from octavo.core.sequence import Sequence
 from octavo.core.steptime import StepTimeFit
 
 PreemptionMode = Literal["auto", "recompute", "swap"]
+PATIENCE_STEPS = 6  # that sequences short of a page wait for another one to end
 _by_key = attrgetter("key")
 
 
@@ -25,7 +26,13 @@ class Preemption:
     comes from the running fit of step times; before that is known, nothing is swapped.
     """
 
-    def __init__(self, mode: PreemptionMode = "recompute", page_seconds: float = 0.0) -> None:
+    def __init__(
+        self,
+        mode: PreemptionMode = "recompute",
+        page_seconds: float = 0.0,
+        patience: int = PATIENCE_STEPS,
+    ) -> None:
+        self.patience = patience
         self._mode = mode
         self._page_seconds = page_seconds
 

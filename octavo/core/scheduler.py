@@ -122,6 +122,8 @@ class Scheduler:
         self._blocked: Sequence | None = None  # head that was refused …
         self._retry = 0  # … and is not looked at before this step, unless pages come back
         self._pressed_until = 0
+        self._is_short = False  # somebody lacks a page in the step that is being planned …
+        self._short_since: int | None = None  # … and in all steps since this one
         self._flights: deque[Flight] = deque()
         self._free_slots = list(range(self.max_num_seqs - 1, -1, -1))
         self._leaves: list[int] = []  # slots given up that no plan has told yet
@@ -212,13 +214,16 @@ class Scheduler:
         flight = Flight(self._step, now, len(self.pool.layout.blocks))
         self._step += 1
         self._admission.begin_step()
-        preemptions = self._stats.preemptions
+        self._is_short = False
         others = flight.add_decodes(self._running)
         catching_up = self._extend(flight, others) if others else []
         budget = self._prefill_budget(flight, catching_up, now)
+        if self._urgent_waits(catching_up):
+            budget -= self._admit_head(flight, budget)
         if catching_up:
             budget = self._catch_up(flight, catching_up, budget)
-        if self._stats.preemptions == preemptions:  # else there is no room for newcomers
+        if not self._is_short:
+            self._short_since = None
             self._admit(flight, budget)
         plan = flight.plan
         if plan.slots:
@@ -249,10 +254,12 @@ class Scheduler:
             known = seq.tokens
             known.append(token)
             if len(known) > seq.due or token in seq.stop_ids:
-                deltas.append(self._look(seq, token))
-            else:
-                ids.append(seq.id)
-                tokens.append(token)
+                delta = self._look(seq, token)
+                if delta is not None:
+                    deltas.append(delta)
+                    continue
+            ids.append(seq.id)
+            tokens.append(token)
         self._stats.generation_tokens += len(ids) + sum([len(delta.ids) for delta in deltas])
         output = StepOutput(ids, tokens, deltas)
         if result.logprobs or result.prompt_logprobs:
@@ -343,13 +350,32 @@ class Scheduler:
 
     def _grow(self, flight: Flight, seq: Sequence, end: int, reason: str) -> list[list[int]] | None:
         """Pages up to ``end`` tokens, preempting from the end of the order until there is room;
-        None if that was ``seq`` itself. Alone, a sequence always fits: see ``max_len``."""
+        None if that was ``seq`` itself, or if it had better wait a few steps for somebody to end.
+        Alone, a sequence always fits: see ``max_len``."""
         while (pages := self.cache.grow(seq, end)) is None:
+            if self._short_since is None:
+                self._short_since = self._step
+            self._is_short = True
+            short_for = self._step - self._short_since
+            if short_for < self._preemption.patience and seq is not self._first():
+                return None
+            self._short_since = None
             victim = self._choose(self._running)
             self._preempt(flight, victim, reason)
             if victim is seq:
                 return None
         return pages
+
+    def _first(self) -> Sequence:
+        """The one that must advance whatever happens."""
+        return min(self._running, key=_by_key)
+
+    def _urgent_waits(self, catching_up: list[Sequence]) -> bool:
+        """Whether the head of the queue may take places, and comes before those that would go on
+        first: who has a prompt to catch up with or, if pages are short, whoever runs."""
+        rivals = self._running if self._is_short else catching_up
+        head = self._policy.head() if self._policy.preempts and rivals else None
+        return head is not None and all(head.key < seq.key for seq in rivals)
 
     def _preempt(self, flight: Flight, seq: Sequence, reason: str) -> None:
         """Take slot and pages; the request waits again, ahead of those that came after it."""
@@ -373,23 +399,27 @@ class Scheduler:
 
     def _admit(self, flight: Flight, budget: int) -> None:
         """Let waiting requests join, in order, while tokens, slots and pages last."""
-        while budget > 0:
-            seq = self._policy.head()
-            if seq is None or (seq is self._blocked and self._step < self._retry):
-                return
-            quote = self.cache.quote(seq, min(budget, self._longest_slice))
-            if not self._make_room(flight, seq, quote):
-                self._blocked, self._retry = seq, self._step + RETRY_STEPS
-                self._pressed_until = self._step + PRESSURE_STEPS
-                return
-            if seq is self._blocked:
-                self._blocked = None
-            self._policy.pop()
-            self._enter(seq, quote, flight.planned)
-            self._release_served_children(seq)
-            flight.plan.joins.append(seq.join())
-            flight.add(seq, quote.end - quote.start, seq.tables)
-            budget -= quote.end - quote.start
+        while budget > 0 and (count := self._admit_head(flight, budget)):
+            budget -= count
+
+    def _admit_head(self, flight: Flight, budget: int) -> int:
+        """Let the head of the queue join. Returns the tokens of its first slice; 0: it cannot."""
+        seq = self._policy.head()
+        if seq is None or (seq is self._blocked and self._step < self._retry):
+            return 0
+        quote = self.cache.quote(seq, min(budget, self._longest_slice))
+        if not self._make_room(flight, seq, quote):
+            self._blocked, self._retry = seq, self._step + RETRY_STEPS
+            self._pressed_until = self._step + PRESSURE_STEPS
+            return 0
+        if seq is self._blocked:
+            self._blocked = None
+        self._policy.pop()
+        self._enter(seq, quote, flight.planned)
+        self._release_served_children(seq)
+        flight.plan.joins.append(seq.join())
+        flight.add(seq, quote.end - quote.start, seq.tables)
+        return quote.end - quote.start
 
     def _make_room(self, flight: Flight, seq: Sequence, quote: Quote) -> bool:
         """Whether ``seq`` may join and has its pages now, taking those of sequences that it
@@ -454,8 +484,9 @@ class Scheduler:
             if fault.slot in by_slot
         ]
 
-    def _look(self, seq: Sequence, token: int) -> Delta:
-        """News of a request that may be complete, may have filled a page, or starts to speak."""
+    def _look(self, seq: Sequence, token: int) -> Delta | None:
+        """A request may be complete, may have filled a page, or starts to speak: its news, if
+        there is more than the token."""
         num_tokens = len(seq.tokens)
         self._settle(seq, num_tokens - 1)
         if token in seq.stop_ids:
@@ -466,7 +497,7 @@ class Scheduler:
         seq.due = min(seq.limit - 1, -(-num_tokens // page_size) * page_size)
         self._admission.grew(seq)
         self._charge(seq, num_tokens)
-        return seq.delta([token])
+        return seq.delta([token]) if seq.cached_tokens is not None else None
 
     def _settle(self, seq: Sequence, computed: int) -> None:
         """``computed`` tokens of the sequence are final: others may share their pages."""
