@@ -167,6 +167,22 @@ def test_space_prefix_is_added_and_dropped_together(tmp_path: Path, space_prefix
     assert tokenizer.decode(ids) == "the"
 
 
+def test_user_defined_runs_of_spaces_are_taken_first(tmp_path: Path) -> None:
+    """As Gemma has them: the longest run counts, and it takes the space before the word."""
+    fields = sentencepiece_fields() | {"add_space_prefix": False, "add_bos_token": False}
+    for name, values in (
+        ("tokens", ["  ", "    "]),
+        ("scores", [-1e3] * 2),
+        ("token_type", [4] * 2),
+    ):
+        fields[name] = fields[name] + values
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "sp.gguf", **fields))
+    ids = tokenizer.encode("     the  the the")
+    pieces = [fields["tokens"][i] for i in ids]
+    assert pieces == ["    ", "▁the", "  ", "the", "▁the"]
+    assert tokenizer.decode(ids) == "     the  the the"
+
+
 def byte_level_fields(pre: str) -> dict[str, Any]:
     from octavo.text.tokenizer import _BYTE_OF
 
