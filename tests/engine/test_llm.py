@@ -14,6 +14,7 @@ import pytest
 from octavo import LLM, AsyncLLM, SamplingParams
 from octavo.core.errors import ContextLengthExceeded, InvalidRequest, StartupError
 from octavo.engine.outputs import RequestOutput
+from octavo.engine.record import Ended, Start, Step, read_recording
 from tests.fakes.bytetok import byte_ids
 from tests.fakes.loop import AdmitAll
 from tests.fakes.tiny import make_tiny
@@ -341,3 +342,16 @@ def test_the_plainest_instructions_give_the_same_ids(folder: Path, llm: LLM) -> 
     with open_llm(folder, cpu_isa="generic") as plain:
         assert "generic" in plain.info.notes["kernels"]
         assert [ids(o) for o in run(plain, prompts)] == [ids(o) for o in run(llm, prompts)]
+
+
+def test_a_trace_file_tells_what_ran(folder: Path, tmp_path: Path) -> None:
+    path = tmp_path / "trace"
+    with open_llm(folder, trace_file=str(path)) as llm:
+        run(llm, random_prompts(3))
+    start, *entries = read_recording(path)
+    assert isinstance(start, Start)
+    assert (start.max_num_seqs, start.num_pages) == (32, 4096 // 16 + 1)
+    ended = [entry for entry in entries if isinstance(entry, Ended)]
+    assert sorted(entry.prompt for entry in ended) == sorted(map(len, random_prompts(3)))
+    assert {entry.output for entry in ended} == {16}
+    assert sum(entry.decode_rows for entry in entries if isinstance(entry, Step)) >= 3 * 15
