@@ -12,10 +12,12 @@ from octavo import LLM, SamplingParams
 from octavo.core.capacity import cache_layout
 from octavo.engine.outputs import RequestOutput
 from octavo.weights.checkpoint import open_checkpoint
+from tests.fakes.loop import AdmitAll
 from tests.fakes.tiny import make_tiny
 
 NEW_TOKENS, WINDOW = 24, 24
 TIE = 1e-4  # where the reference's own two best logits are closer, either may be chosen
+TIGHT = {"kv_cache_tokens": 288, "max_num_batched_tokens": 50}
 PARAMS = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True)
 
 
@@ -74,19 +76,25 @@ def assert_greedy(reference: Any, outputs: list[RequestOutput]) -> None:
         {},
         {"max_num_batched_tokens": 17, "max_num_seqs": 3},
         {"block_size": 32, "enable_prefix_caching": False},
-        {"kv_cache_tokens": 512, "max_num_batched_tokens": 50},
+        {**TIGHT, "preemption_mode": "recompute"},
+        {**TIGHT, "preemption_mode": "swap", "swap_space": "8MiB"},
     ],
-    ids=["whole prompts", "small chunks", "pages of 32", "a tight pool"],
+    ids=["whole prompts", "small chunks", "pages of 32", "recompute", "swap"],
 )
 def test_ids_are_those_of_transformers(
     folder: Path, reference: Any, options: dict[str, Any]
 ) -> None:
     given = {"kv_cache_tokens": 4096, "max_num_seqs": 8, "max_model_len": 256, "cpu_threads": 1}
     with LLM(str(folder), **{**given, **options}) as llm:
+        if mode := options.get("preemption_mode"):
+            llm._loop.scheduler._admission = AdmitAll()
         first = llm.generate(prompts(), PARAMS, use_tqdm=False)
         again = llm.generate(prompts(), PARAMS, use_tqdm=False)
         llm.audit()
-        assert llm._loop.stats().pages_referenced == 0
+        stats = llm._loop.stats()
+        assert stats.pages_referenced == 0
+        if mode is not None:
+            assert getattr(stats, f"preemptions_{mode}") > 0
     assert_greedy(reference, first)
     assert_greedy(reference, again)
     hits = sum(output.num_cached_tokens or 0 for output in again)
