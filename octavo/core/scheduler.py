@@ -251,9 +251,9 @@ class Scheduler:
         for seq, token in zip(rows, result.ids, strict=True):
             if seq.slot < 0:  # ended or preempted meanwhile
                 continue
-            known = seq.tokens
-            known.append(token)
-            if len(known) > seq.due or token in seq.stop_ids:
+            news = seq.news
+            news.append(token)
+            if len(news) >= seq.due or token in seq.stop_ids:
                 delta = self._look(seq, token)
                 if delta is not None:
                     deltas.append(delta)
@@ -380,6 +380,7 @@ class Scheduler:
     def _preempt(self, flight: Flight, seq: Sequence, reason: str) -> None:
         """Take slot and pages; the request waits again, ahead of those that came after it."""
         flight.take_out(seq)
+        seq.take_news()
         if reason != "priority":
             self._admission.preempted(seq)
         heir = seq.successor()
@@ -487,14 +488,15 @@ class Scheduler:
     def _look(self, seq: Sequence, token: int) -> Delta | None:
         """A request may be complete, may have filled a page, or starts to speak: its news, if
         there is more than the token."""
-        num_tokens = len(seq.tokens)
+        num_tokens = seq.take_news()
         self._settle(seq, num_tokens - 1)
         if token in seq.stop_ids:
             return self._end(seq, "stop", [token], stop_id=token)
         if num_tokens >= seq.limit:
             return self._end(seq, "length", [token])
         page_size = self.cache.page_size
-        seq.due = min(seq.limit - 1, -(-num_tokens // page_size) * page_size)
+        page_end = -(-num_tokens // page_size) * page_size
+        seq.due = min(seq.limit - 1, page_end) - num_tokens + 1
         self._admission.grew(seq)
         self._charge(seq, num_tokens)
         return seq.delta([token]) if seq.cached_tokens is not None else None
@@ -549,7 +551,7 @@ class Scheduler:
         stop_id: int | None = None,
     ) -> Delta:
         """The terminal delta; slot and pages are free again, siblings need not wait."""
-        self._charge(seq, len(seq.tokens))
+        self._charge(seq, seq.take_news())
         if seq.slot >= 0:
             self._vacate(seq, ended=finish in ("stop", "length"))
         self.cache.discard(seq)

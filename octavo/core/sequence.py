@@ -13,12 +13,14 @@ GONE = -2
 class Sequence:
     """One life of a request in the scheduler: it gets a slot at most once.
 
-    ``tokens`` are the ids known here; ``total`` counts them and the sampled ones still under way,
-    and ``scheduled`` those computed or being computed. A step lets ``scheduled`` catch up with
-    ``total``; nothing else tells a prompt from an answer. ``room`` is how far ``total`` may go
-    without further ado: to the end of the pages or of the request, and nowhere while a slice
-    that samples nothing is under way. Passing ``due`` tokens calls for a closer look (page
-    full, request complete, first news). ``tables`` hold the pages of each layer group.
+    ``tokens`` are the ids known here, ``news`` the latest ones, not yet moved there: so what a step
+    touches stays small, and in the processor's cache, however long the context is. ``total`` counts
+    both and the sampled ones still under way, ``scheduled`` those computed or being computed. A
+    step lets ``scheduled`` catch up with ``total``; nothing else tells a prompt from an answer.
+    ``room`` is how far ``total`` may go without further ado: to the end of the pages or of the
+    request, and nowhere while a slice that samples nothing is under way. ``due`` news call for a
+    closer look (page full, request complete, first words). ``tables`` hold the pages of each
+    layer group.
 
     When preempted, a sequence is gone, and its successor waits; so what is still
     under way for it can be told from what its successor does. A successor may hold ``parked`` host
@@ -36,6 +38,7 @@ class Sequence:
         "key",
         "limit",
         "lives",
+        "news",
         "next_prompt_logprob",
         "parked",
         "parked_tokens",
@@ -62,6 +65,7 @@ class Sequence:
         self.limit = limit  # tokens at which the request is complete
         self.stop_ids = request.stop_ids
         self.tokens = [*request.prompt, *request.generated]
+        self.news: list[int] = []
         self.hashes = list(request.block_hashes)
         self.children: list[Sequence] = []  # siblings that wait for this one's prompt
         self.cached_tokens: int | None = 0  # to be told with the first delta
@@ -105,6 +109,12 @@ class Sequence:
             parent = hashes[-1] if hashes else (self.request.hash_seed or root_hash())
             hashes.append(chain(parent, self.tokens[start : start + page_size]))
         return hashes
+
+    def take_news(self) -> int:
+        """Move the news to the tokens, and count them all."""
+        self.tokens += self.news
+        self.news.clear()
+        return len(self.tokens)
 
     def join(self) -> Join:
         return Join(self.slot, self.tokens[:], self.prompt_len, self.request.sampling)

@@ -95,7 +95,7 @@ class Setting:
             max_model_len=MAX_LEN,
             prefix_caching=self.caching,
             admission=AdmitAll(),
-            preemption=Preemption(self.mode, self.page_seconds),
+            preemption=Preemption(self.mode, self.page_seconds, patience=0),
             long_prefill_token_threshold=self.longest_slice,
             host_pages=self.host_pages,
         )
