@@ -218,8 +218,9 @@ class Scheduler:
         others = flight.add_decodes(self._running)
         catching_up = self._extend(flight, others) if others else []
         budget = self._prefill_budget(flight, catching_up, now)
-        if self._urgent_waits(catching_up):
-            budget -= self._admit_head(flight, budget)
+        is_full = self._is_short or not budget
+        if self._head_precedes(self._running if is_full else catching_up):
+            budget -= self._admit_head(flight, max(1, budget))  # without budget: in another's place
         if catching_up:
             budget = self._catch_up(flight, catching_up, budget)
         if not self._is_short:
@@ -370,12 +371,13 @@ class Scheduler:
         """The one that must advance whatever happens."""
         return min(self._running, key=_by_key)
 
-    def _urgent_waits(self, catching_up: list[Sequence]) -> bool:
-        """Whether the head of the queue may take places, and comes before those that would go on
-        first: who has a prompt to catch up with or, if pages are short, whoever runs."""
-        rivals = self._running if self._is_short else catching_up
-        head = self._policy.head() if self._policy.preempts and rivals else None
-        return head is not None and all(head.key < seq.key for seq in rivals)
+    def _head_precedes(self, rivals: list[Sequence]) -> bool:
+        """Whether the head of the queue must not wait for any of these to go on."""
+        head = self._policy.head() if rivals else None
+        return head is not None and self._precedes(head, rivals)
+
+    def _precedes(self, seq: Sequence, rivals: list[Sequence]) -> bool:
+        return self._policy.ordered and all(seq.key < rival.key for rival in rivals)
 
     def _preempt(self, flight: Flight, seq: Sequence, reason: str) -> None:
         """Take slot and pages; the request waits again, ahead of those that came after it."""
@@ -426,7 +428,9 @@ class Scheduler:
         """Whether ``seq`` may join and has its pages now, taking those of sequences that it
         comes before if the policy wants that."""
         while not (self._free_slots and self._may_join(seq, quote)):
-            if not self._policy.preempts or not self._running:
+            if not self._running:
+                return False
+            if not (self._policy.preempts or self._precedes(seq, self._running)):
                 return False
             victim = self._choose(self._running)
             if victim.key <= seq.key or victim.lives > MAX_LIVES:
@@ -435,7 +439,7 @@ class Scheduler:
         return True
 
     def _may_join(self, seq: Sequence, quote: Quote) -> bool:
-        if self._running:
+        if self._running and not self._precedes(seq, self._running):
             state = PoolState(self.pool.num_usable, self.cache.num_held)
             if not self._admission.admits(seq, quote.claims + quote.promised, state):
                 return False

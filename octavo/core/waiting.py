@@ -16,6 +16,8 @@ from octavo.core.sequence import GONE, Sequence
 class Policy(Protocol):
     """The waiting requests, and who is next."""
 
+    ordered: bool
+    """Whether keys alone say who is next. Then the lowest one of all advances in every step."""
     preempts: bool
     """Whether a waiting request may take the place of a running one with a higher key."""
 
@@ -80,6 +82,7 @@ class WaitingQueue:
 class Fcfs(WaitingQueue):
     """First come, first served. Priorities are not looked at."""
 
+    ordered = True
     preempts = False
 
     def key(self, request: Request, now: float) -> float:
@@ -128,6 +131,7 @@ class FairShare:
     Output tokens count ``OUTPUT_WEIGHT`` times: they cost a step each.
     """
 
+    ordered = False
     preempts = False
     OUTPUT_WEIGHT = 2.0
 

@@ -117,6 +117,29 @@ def test_an_urgent_request_takes_the_place_of_one_whose_row_is_planned_already()
     assert ids_of(loop.run()) == {r.id: expected(r) for r in requests}
 
 
+def test_an_urgent_request_waits_for_no_prompt_that_is_less_urgent() -> None:
+    loop = make_loop(pages=200, tokens=8, policy=AgedPriority())
+    loop.submit(numbered(1, 150, priority=1))
+    loop.step()
+    loop.submit(numbered(0, 6))
+    loop.step()
+    assert loop.outputs["0"].ids
+    assert loop.history[-1].counts == [6, 2]
+    loop.run()
+
+
+def test_an_urgent_request_needs_no_token_that_a_step_has_left() -> None:
+    """As many sequences as tokens: a row of the step is given up for it."""
+    loop = make_loop(seqs=2, tokens=2, policy=AgedPriority())
+    loop.submit(*(numbered(i, 2, 30, priority=1) for i in (1, 2)))
+    for _ in range(6):
+        loop.step()
+    loop.submit(numbered(0, 1))
+    loop.step()
+    assert loop.outputs["0"].ids
+    loop.run()
+
+
 def test_pages_are_parked_only_with_what_earlier_plans_have_computed() -> None:
     """The victim's slice of this very plan is not on the host: swaps come before slices."""
     loop = make_loop(
