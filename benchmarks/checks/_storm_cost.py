@@ -1,0 +1,181 @@
+"""What the scheduler costs on the host, in microseconds.
+
+Decoding: ``plan`` + ``apply`` while nothing starts or ends, with 256 and 1,024 requests running,
+nobody or 10,000 waiting, contexts short or of 8k tokens. A round is as many steps as two pages
+have tokens (the first ones find the cache as another case has left it); of the steps that fill the
+same pages the least of all rounds counts. The cases take turns, so that all of them see the
+same machine. Pages: what one costs when requests of 512 pages are admitted,
+published, released, and admitted again on hits, in a pool that is full of cached pages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from math import inf
+
+from benchmarks.check import Check
+from octavo.core.pages import PagePool
+from octavo.core.plan import StepPlan, StepResult
+from octavo.core.prefix import prompt_hashes, root_hash
+from octavo.core.request import Request
+from octavo.core.scheduler import Scheduler
+
+PAGE_SIZE = 16
+ROUNDS = 20
+RUNNING = (256, 1024)
+WAITING = 10_000
+SHORT, LONG = 512, 8192  # tokens of context (numbers up to 256 are free in CPython)
+GROWTH_PAGES = 128  # for each running request: more than it takes, so that all are admitted
+PREFILL_TOKENS = 1 << 16  # a step, while they start
+BATCH = 8  # requests that are admitted, and released, together
+BATCH_PAGES = 512  # of each of them
+
+MAX_GROWTH = 5.0  # from 256 to 1,024 running
+MAX_BESIDE = 1.1  # of the same without anybody waiting, or with short contexts
+MAX_PAGE_US = 2.0
+
+
+def lines(check: Check, rounds: int = ROUNDS) -> None:
+    """Bounds are on ratios of costs and on what a page costs; steps themselves are noted."""
+    plain, waiting, long = (
+        {case.running: sum(cost) for case, cost in costs.items()}
+        for costs in _by_kind(decoding_costs(rounds), check)
+    )
+    few, many = RUNNING
+    check.line("step_1024_running_over_256", plain[many] / plain[few], "<=", MAX_GROWTH)
+    for running in RUNNING:
+        for name, costs in (("10000_waiting", waiting), ("8k_context", long)):
+            ratio = costs[running] / plain[running]
+            check.line(f"step_{running}_running_{name}_over_none", ratio, "<=", MAX_BESIDE)
+    for name, cost in page_costs(rounds).items():
+        check.line(f"{name}_us_a_page", cost, "<=", MAX_PAGE_US)
+
+
+@dataclass(frozen=True)
+class Case:
+    running: int
+    waiting: int = 0
+    context: int = SHORT
+
+
+Costs = dict[Case, tuple[float, float]]
+
+
+class Decoding:
+    """A scheduler under which ``case.running`` requests decode."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self._least = [[inf] * PAGE_SIZE for _ in ("plan", "apply")]
+        self._scheduler = Scheduler(
+            pool=PagePool(case.running * (case.context // PAGE_SIZE + GROWTH_PAGES), PAGE_SIZE),
+            max_num_seqs=case.running,
+            max_num_batched_tokens=PREFILL_TOKENS,
+            max_model_len=4 * LONG,
+        )
+        for index in range(case.running + case.waiting):
+            # Prompts differ in length, so that in each step some of them fill a page.
+            prompt = list(range(case.context - index % PAGE_SIZE))
+            self._scheduler.submit(
+                Request(str(index), prompt, LONG, hash_seed=root_hash(str(index))), 0.0
+            )
+        while (plan := self._scheduler.plan(0.0)).counts != [1] * case.running:
+            self._scheduler.apply(result_of(plan), 0.0)
+        self._scheduler.apply(result_of(plan), 0.0)
+
+    def round(self) -> None:
+        for phase in (*range(PAGE_SIZE), *range(PAGE_SIZE)):
+            begin = time.perf_counter_ns()
+            plan = self._scheduler.plan(0.0)
+            self._note(0, phase, begin)
+            result = result_of(plan)
+            assert len(result.ids) == self.case.running
+            begin = time.perf_counter_ns()
+            self._scheduler.apply(result, 0.0)
+            self._note(1, phase, begin)
+
+    def _note(self, call: int, phase: int, begin: int) -> None:
+        taken = (time.perf_counter_ns() - begin) / 1e3
+        self._least[call][phase] = min(taken, self._least[call][phase])
+
+    @property
+    def cost(self) -> tuple[float, float]:
+        """Of a step's ``plan`` and ``apply``."""
+        plan, apply = (sum(least) / PAGE_SIZE for least in self._least)
+        return plan, apply
+
+
+def decoding_costs(rounds: int) -> Costs:
+    cases = [
+        case
+        for running in RUNNING
+        for case in (Case(running), Case(running, WAITING), Case(running, context=LONG))
+    ]
+    engines = [Decoding(case) for case in cases]
+    for _ in range(rounds):
+        for engine in engines:
+            engine.round()
+    return {engine.case: engine.cost for engine in engines}
+
+
+def page_costs(rounds: int) -> dict[str, float]:
+    """A page's admission, publication, release, and admission on hits."""
+    num_tokens = BATCH_PAGES * PAGE_SIZE
+    prompt = list(range(num_tokens))
+    scheduler = Scheduler(
+        pool=PagePool(3 * BATCH * BATCH_PAGES, PAGE_SIZE),
+        max_num_seqs=BATCH,
+        max_num_batched_tokens=2 * BATCH * num_tokens,
+        max_model_len=2 * num_tokens,
+    )
+    least: dict[str, float] = {}
+
+    @contextmanager
+    def timed(name: str) -> Iterator[None]:
+        begin = time.perf_counter_ns()
+        yield
+        taken = (time.perf_counter_ns() - begin) / 1e3 / (BATCH * BATCH_PAGES)
+        least[name] = min(taken, least.get(name, inf))
+
+    for index in range(rounds):
+        keys = [
+            prompt_hashes(prompt, PAGE_SIZE, root_hash(f"{index} {one}")) for one in range(BATCH)
+        ]
+        for suffix in ("", "_on_hits"):
+            requests = [
+                Request(f"{index} {one}{suffix}", prompt, 9, block_hashes=hashes)
+                for one, hashes in enumerate(keys)
+            ]
+            with timed(f"admission{suffix}"):
+                for request in requests:
+                    scheduler.submit(request, 0.0)
+                plan = scheduler.plan(0.0)
+            assert len(plan.joins) == BATCH
+            result = result_of(plan)
+            with timed(f"publication{suffix}"):
+                scheduler.apply(result, 0.0)
+            with timed(f"release{suffix}"):
+                for request in requests:
+                    scheduler.abort(request.id, 0.0)
+    del least["publication_on_hits"], least["release_on_hits"]  # nothing new
+    return least
+
+
+def result_of(plan: StepPlan) -> StepResult:
+    slots = [slot for slot, samples in zip(plan.slots, plan.samples, strict=True) if samples]
+    return StepResult(plan.step, slots, [1] * len(slots), [7] * len(slots))
+
+
+def _by_kind(costs: Costs, check: Check) -> tuple[Costs, Costs, Costs]:
+    """Plain cases, those with others waiting, those with long contexts; noted as plan + apply."""
+    for case, (plan, apply) in costs.items():
+        name = f"{case.running}_running_{case.waiting}_waiting_context_{case.context}"
+        print(f"NOTE {check.name} {name} plan {plan:.1f} + apply {apply:.1f} us", flush=True)
+        check.note(**{name: {"plan_us": plan, "apply_us": apply}})
+    waiting = {case: cost for case, cost in costs.items() if case.waiting}
+    long = {case: cost for case, cost in costs.items() if case.context == LONG}
+    plain = {case: cost for case, cost in costs.items() if case not in {**waiting, **long}}
+    return plain, waiting, long

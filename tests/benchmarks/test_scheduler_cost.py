@@ -1,0 +1,49 @@
+"""The cost check measures what it says it measures."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks.check import Check
+from benchmarks.checks import _storm_cost as cost
+
+
+def test_decoding_is_all_that_is_measured() -> None:
+    decoding = cost.Decoding(cost.Case(running=6, waiting=9, context=64))
+    before = decoding._scheduler.stats()
+    decoding.round()
+    after = decoding._scheduler.stats()
+    assert (after.running, after.waiting) == (before.running, before.waiting) == (6, 9)
+    assert after.generation_tokens - before.generation_tokens == 2 * cost.PAGE_SIZE * 6
+    assert after.prompt_tokens == before.prompt_tokens
+    assert all(0 < part < 10_000 for part in decoding.cost)
+
+
+def test_pages_are_admitted_published_and_hit() -> None:
+    costs = cost.page_costs(rounds=2)
+    assert set(costs) == {"admission", "publication", "release", "admission_on_hits"}
+    assert all(0 < value < 1000 for value in costs.values())
+
+
+def test_a_cost_out_of_bounds_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def costs(rounds: int) -> cost.Costs:
+        return {
+            cost.Case(running, waiting, context): (running * extra, 0.0)
+            for running in cost.RUNNING
+            for waiting, context, extra in (
+                (0, cost.SHORT, 1.0),
+                (cost.WAITING, cost.SHORT, 1.05),
+                (0, cost.LONG, 1.2),
+            )
+        }
+
+    monkeypatch.setattr(cost, "decoding_costs", costs)
+    monkeypatch.setattr(cost, "page_costs", lambda rounds: {"release": 2.5})
+    check = Check("storm")
+    cost.lines(check)
+    assert [line["metric"] for line in check.lines if not line["passed"]] == [
+        "step_256_running_8k_context_over_none",
+        "step_1024_running_8k_context_over_none",
+        "release_us_a_page",
+    ]
+    assert len(check.lines) == 6
