@@ -3,9 +3,9 @@
 Decoding: ``plan`` + ``apply`` while nothing starts or ends, with 256 and 1,024 requests running,
 nobody or 10,000 waiting, contexts short or of 8k tokens. A round is as many steps as two pages
 have tokens (the first ones find the cache as another case has left it); of the steps that fill the
-same pages the least of all rounds counts. The cases take turns, so that all of them see the
-same machine. Pages: what one costs when requests of 512 pages are admitted,
-published, released, and admitted again on hits, in a pool that is full of cached pages.
+same pages the least of all rounds counts. Cases that are compared take turns, so that both see the
+same machine. Pages: what one costs when requests of 512 pages are admitted, published, released,
+and admitted again on hits, in a pool that is full of cached pages.
 """
 
 from __future__ import annotations
@@ -109,16 +109,15 @@ class Decoding:
 
 
 def decoding_costs(rounds: int) -> Costs:
-    cases = [
-        case
-        for running in RUNNING
-        for case in (Case(running), Case(running, WAITING), Case(running, context=LONG))
-    ]
-    engines = [Decoding(case) for case in cases]
-    for _ in range(rounds):
-        for engine in engines:
-            engine.round()
-    return {engine.case: engine.cost for engine in engines}
+    costs: Costs = {}
+    for running in RUNNING:
+        cases = (Case(running), Case(running, WAITING), Case(running, context=LONG))
+        engines = [Decoding(case) for case in cases]
+        for _ in range(rounds):
+            for engine in engines:
+                engine.round()
+        costs |= {engine.case: engine.cost for engine in engines}
+    return costs
 
 
 def page_costs(rounds: int) -> dict[str, float]:
