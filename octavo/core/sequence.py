@@ -43,6 +43,7 @@ class Sequence:
         "parked",
         "parked_tokens",
         "promised",
+        "prompt_len",
         "published",
         "reached",
         "request",
@@ -60,6 +61,7 @@ class Sequence:
     ) -> None:
         self.request = request
         self.id = request.id
+        self.prompt_len = len(request.prompt)
         self.key = key  # lower runs first and is preempted last; never changes
         self.arrival = arrival
         self.limit = limit  # tokens at which the request is complete
@@ -83,10 +85,6 @@ class Sequence:
         self.tables: list[list[int]] = []
         self.parked: list[list[int]] = []
         self.parked_tokens = 0
-
-    @property
-    def prompt_len(self) -> int:
-        return len(self.request.prompt)
 
     @property
     def num_output(self) -> int:
