@@ -14,12 +14,13 @@ from octavo.runner.kv import allocate_kv
 from octavo.runner.swap import HostPages
 
 PAGES, HOST_PAGES = 9, 4
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
 
 
-def make_kv(dtype: torch.dtype, group_layers: tuple[int, ...] = (3, 2)) -> tuple[Tensor, ...]:
-    return allocate_kv(
-        PAGES, group_layers, 2, 16, 8, dtype, torch.device("cpu"), Ops()
-    )  # fmt: skip
+def make_kv(
+    dtype: torch.dtype, group_layers: tuple[int, ...] = (3, 2), device: str = "cpu"
+) -> tuple[Tensor, ...]:
+    return allocate_kv(PAGES, group_layers, 2, 16, 8, dtype, torch.device(device), Ops())
 
 
 def fill(kv: tuple[Tensor, ...]) -> list[Tensor]:
@@ -33,9 +34,10 @@ def same(kv: tuple[Tensor, ...], page: int, before: list[Tensor], was: int) -> b
     return all(torch.equal(now[page], then[was]) for now, then in zip(kv, before, strict=True))
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, fp8.KV_DTYPE])
-def test_a_page_comes_back_whole_wherever_it_goes(dtype: torch.dtype) -> None:
-    kv = make_kv(dtype)
+def test_a_page_comes_back_whole_wherever_it_goes(dtype: torch.dtype, device: str) -> None:
+    kv = make_kv(dtype, device=device)
     before = fill(kv)
     host = HostPages(kv, HOST_PAGES, Ops())
     host.swap(StepPlan(0, swap_out_pages=[3, 8, 5], swap_out_hosts=[4, 1, 2]))
@@ -66,9 +68,10 @@ def test_host_pages_are_as_large_as_the_largest_groups() -> None:
         assert HostPages(make_kv(dtype), 1, Ops()).page_bytes == 3 * 2 * 2 * 16 * element
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("host_pages", [1, 3, 50])
-def test_a_measurement_takes_time_and_leaves_zeros(host_pages: int) -> None:
-    kv = make_kv(torch.float32)
+def test_a_measurement_takes_time_and_leaves_zeros(host_pages: int, device: str) -> None:
+    kv = make_kv(torch.float32, device=device)
     fill(kv)
     host = HostPages(kv, host_pages, Ops())
     assert 0 < host.measure() < 1
