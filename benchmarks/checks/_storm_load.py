@@ -1,6 +1,6 @@
 """The loads of the storm check: prompts and answers whose lengths nobody knows in advance.
 
-Answers have 256 to 280 tokens in the mean, whatever their distribution (330 with the shift).
+Answers have 256 to 360 tokens in the mean, whatever their distribution.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from octavo.tools.simulate.trace import Trace, backlog
 Lengths = NDArray[np.int64]
 
 PROMPTS = {"50-500": (50, 500), "20-100": (20, 100)}
-MAX_TOKENS = 2560  # what each client asks for, whatever it will get
+MAX_TOKENS = 4000  # what each client asks for, whatever it will get
 
 
 def uniform(draw: np.random.Generator, count: int) -> Lengths:
@@ -30,8 +30,8 @@ def bimodal(draw: np.random.Generator, count: int) -> Lengths:
 
 
 def pareto(draw: np.random.Generator, count: int) -> Lengths:
-    """Pareto with exponent 1.2 from 80 tokens on, capped at what clients ask for."""
-    return np.minimum(80 * (1 - draw.random(count)) ** (-1 / 1.2), MAX_TOKENS).astype(np.int64)
+    """Pareto with exponent 1.2 from 100 tokens on, capped at what clients ask for."""
+    return np.minimum(100 * (1 - draw.random(count)) ** (-1 / 1.2), MAX_TOKENS).astype(np.int64)
 
 
 def shift(draw: np.random.Generator, count: int) -> Lengths:
