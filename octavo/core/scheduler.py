@@ -357,15 +357,23 @@ class Scheduler:
             if self._short_since is None:
                 self._short_since = self._step
             self._is_short = True
-            short_for = self._step - self._short_since
-            if short_for < self._preemption.patience and seq is not self._first():
+            victim = self._choose(self._running)
+            if self._has_patience(seq, victim):
                 return None
             self._short_since = None
-            victim = self._choose(self._running)
             self._preempt(flight, victim, reason)
             if victim is seq:
                 return None
         return pages
+
+    def _has_patience(self, seq: Sequence, victim: Sequence) -> bool:
+        """Whether ``seq`` may wait some more. Not while the victim computes its prompt: such steps
+        are long, and nobody hears it stop."""
+        assert self._short_since is not None
+        short_for = self._step - self._short_since
+        if short_for >= self._preemption.patience or seq is self._first():
+            return False
+        return victim.scheduled + 1 >= victim.total
 
     def _first(self) -> Sequence:
         """The one that must advance whatever happens."""

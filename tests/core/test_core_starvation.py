@@ -79,6 +79,19 @@ def test_no_stream_waits_while_a_long_prompt_is_computed(
     assert streams.longest_silence <= 2
 
 
+@pytest.mark.parametrize("pages", [272, 278])
+def test_no_stream_waits_for_pages_that_a_long_prompt_may_give_back(pages: int) -> None:
+    """The pool is full while it is computed; it came last, and starts over."""
+    streams = Streams(1, pool=PagePool(pages, 16), admission=AdmitWhatFits(0.0))
+    for _ in range(8):
+        streams.step()
+    streams.scheduler.submit(Request("long", [7] * 4096, 4), 0.0)
+    for _ in range(40):
+        streams.step()
+    assert streams.scheduler.stats().preemptions == 1
+    assert streams.longest_silence <= 2
+
+
 # ---- the oldest of the best aged priority, and those that were preempted
 
 loads = st.lists(
