@@ -46,6 +46,14 @@ class Pool:
             pass
         return len(self.seqs) - before
 
+    def preempt(self, tokens: int = 400) -> None:
+        """One joins, and loses so many computed tokens."""
+        seq = self._sequence(PAGE, PAGE)
+        seq.slot, seq.scheduled = len(self.seqs), tokens
+        self.forecast.joined(seq, 1)
+        self.forecast.preempted(seq)
+        self.forecast.left(seq, ended=False)
+
     def emptied(self) -> Pool:
         for seq, _ in self.seqs:
             self.forecast.left(seq, ended=False)
@@ -90,11 +98,9 @@ def test_answers_seen_decide_how_many_join() -> None:
 def test_caution_rises_with_preemptions_and_falls_with_ends() -> None:
     calm, warned = Pool(400), Pool(400)
     forecast = warned.forecast
-    victim = warned._sequence(PAGE, PAGE)
-    victim.scheduled = 10_000  # tokens that it loses
-    for _ in range(4):
+    for _ in range(8):
         before = forecast.caution
-        forecast.preempted(victim)
+        warned.preempt()
         assert forecast.caution > before
     high = forecast.caution
     learn(warned, 1, count=5)
@@ -103,9 +109,10 @@ def test_caution_rises_with_preemptions_and_falls_with_ends() -> None:
     assert warned.fill() < calm.fill()
     learn(warned.emptied(), 1, count=2000)
     assert forecast.caution == MIN_CAUTION
-    for _ in range(100):
-        forecast.preempted(victim)
-    assert forecast.caution == MAX_CAUTION
+    for _ in range(400):
+        warned.preempt()
+        assert forecast.caution <= MAX_CAUTION
+    assert forecast.caution > MAX_CAUTION - 0.1
 
 
 def test_a_shared_prefix_is_counted_once() -> None:
