@@ -346,7 +346,7 @@ class Scheduler:
         pressed = self._step < self._pressed_until
         if pressed and catching_up:  # until all have caught up, nobody else is looked at
             self._pressed_until = self._step + PRESSURE_STEPS
-        context = sum(flight.plan.starts) if rows else 0
+        context = sum(flight.plan.starts) + oldest.scheduled  # a slice reads its own prompt too
         return self.pace.tokens(budget, rows, context, pressed, now - oldest.arrival)
 
     def _grow(self, flight: Flight, seq: Sequence, end: int, reason: str) -> list[list[int]] | None:

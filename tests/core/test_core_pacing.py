@@ -105,3 +105,28 @@ def test_a_ttft_target_acts_under_pressure() -> None:
     at_once = -(-500 // 48)
     assert at_once <= hurried <= at_once + 5
     assert unhurried > 2 * hurried
+
+
+def test_a_long_prompt_keeps_the_target_to_its_end() -> None:
+    """What a slice reads of its own prompt takes time too: here half the target, at its end."""
+    target, longest = 0.1, 0.0
+    loop = make_loop(
+        pages=400, page_size=16, tokens=512, max_len=8192, pace=PrefillPace(target_itl=target)
+    )
+    loop.submit(request("a", 16, 600), request("b", 16, 600))
+    scheduler, now = loop.scheduler, 0.0
+    for step in range(400):
+        if step % 20 == 0 and step < 200:
+            loop.scheduler.submit(request(f"short{step}", 40 + step, 1), now)
+        if step == 200:
+            loop.scheduler.submit(request("long", 5000, 2), now)
+        plan = scheduler.plan(now)
+        result = loop.executor._worker.execute(plan)  # type: ignore[attr-defined]
+        prefill = plan.num_tokens - plan.counts.count(1)
+        took = seconds(prefill, plan.counts.count(1), sum(plan.starts) + plan.num_tokens)
+        now += took
+        if step > 200 and "long" in scheduler._live:
+            longest = max(longest, took)
+        scheduler.apply(result, now)
+    assert "long" not in scheduler._live
+    assert longest <= 1.2 * target
