@@ -44,13 +44,13 @@ class Cell:
 def measure(cell: Cell, seeds: Sequence[int]) -> list[Figures]:
     """Figures for each seed, ``max_num_seqs`` and cost model; the control only with the first
     seed. The search for the best fixed value goes on where the previous seed's has ended."""
-    tokens = mean_tokens(cell.shape, cell.prompts)
+    tokens = mean_tokens(cell.shape, cell.prompts, cell.held)
     settings = {ratio: Setting(cell.held, tokens, ratio) for ratio in MAX_SEQS_RATIOS}
     first = settings[MAX_SEQS_RATIOS[0]]
     figures: list[Figures] = []
     factors = FIRST_FACTORS
     for seed in seeds:
-        trace = make_trace(cell.shape, cell.prompts, cell.num_requests, seed)
+        trace = make_trace(cell.shape, cell.prompts, cell.num_requests, seed, cell.held)
         octavo = _at_each_ceiling(settings, trace, Setting.octavo)
         baseline = _at_each_ceiling(settings, trace, Setting.baseline)
         control = _run(first.control(seed), trace) if seed == seeds[0] else None

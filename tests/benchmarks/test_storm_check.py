@@ -55,14 +55,14 @@ def test_the_whole_table() -> None:
 
 def test_the_schedule_does_not_depend_on_the_price() -> None:
     """What allows one run to be priced twice."""
-    trace, setting = make_trace("bimodal", "50-500", 60, 0), Setting(8, 530, 4)
+    trace, setting = make_trace("bimodal", "50-500", 60, 0, 8), Setting(8, 530, 4)
     runs = [Simulator(setting.octavo(), cost).run(trace) for cost in (GPU, CPU)]
     for name in ("prefill_tokens", "decode_rows", "context_tokens"):
         assert np.array_equal(*(getattr(run.steps, name) for run in runs))
 
 
 def test_a_run_below_its_ceiling_is_that_of_a_higher_one() -> None:
-    trace = make_trace("uniform", "50-500", 60, 0)
+    trace = make_trace("uniform", "50-500", 60, 0, 8)
     low, high = (Simulator(Setting(8, 530, r).octavo(), GPU).run(trace) for r in (4, 16))
     assert peak(low) < 4 * 8
     assert np.array_equal(low.steps.start, high.steps.start)
@@ -70,7 +70,7 @@ def test_a_run_below_its_ceiling_is_that_of_a_higher_one() -> None:
 
 def test_the_ceiling_binds_where_prompts_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that both ceilings are simulated there."""
-    trace = make_trace("uniform", "20-100", 200, 0)
+    trace = make_trace("uniform", "20-100", 200, 0, 8)
     settings = {ratio: Setting(8, 316, ratio) for ratio in (1, 16)}
     runs = _storm_cells._at_each_ceiling(settings, trace, Setting.baseline)
     assert peak(runs[1]) == 8 < peak(runs[16])
