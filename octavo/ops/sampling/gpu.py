@@ -43,6 +43,8 @@ class TritonSamplingOps(SamplingOps):
             (3, rows, num_blocks), dtype=torch.int32, device=device
         )
         codes = torch.empty((rows, self._kept), dtype=torch.int64, device=device)
+        leads = torch.empty((rows, num_blocks), dtype=torch.float64, device=device)
+        picked = torch.empty((rows, self._kept), dtype=torch.int32, device=device)
         cuts = torch.empty(rows, dtype=torch.int64, device=device)
         ids = torch.empty(rows, dtype=torch.int64, device=device)
         status = torch.empty(rows, dtype=torch.int8, device=device)
@@ -59,7 +61,8 @@ class TritonSamplingOps(SamplingOps):
         )  # fmt: skip
         sampling.race_kernel[(rows,)](
             logits, block_keys, block_ids, cuts, params.temperature, params.min_p, params.seed,
-            params.index, ids, status, size, num_blocks, BITS=bits, BLOCK=BLOCK, WIDTH=width,
+            params.index, ids, status, blocks, leads, picked, size, num_blocks, BITS=bits,
+            BLOCK=BLOCK, TILE=min(self._tile, self._kept), KEPT=self._kept, WIDTH=width,
             num_warps=_WARPS, **self._early,
         )  # fmt: skip
         return ids, status

@@ -126,15 +126,20 @@ def _mass(
 
 
 @triton.jit
+def _list(chosen, places, WIDTH: tl.constexpr):
+    """Write the indices of the ``chosen`` to ``places``; returns how many."""
+    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
+    tl.debug_barrier()  # whoever still reads an older list
+    tl.store(places + place, tl.arange(0, WIDTH), mask=chosen)
+    tl.debug_barrier()
+    return tl.sum(chosen.to(tl.int32), 0)
+
+
+@triton.jit
 def _list_blocks(block_key, num_blocks, least, blocks, WIDTH: tl.constexpr):
     """Write the blocks whose best key is at least ``least`` to ``blocks``; returns how many."""
     block = tl.arange(0, WIDTH)
-    chosen = (block < num_blocks) & (block_key >= least)
-    place = tl.cumsum(chosen.to(tl.int32), 0) - 1
-    tl.debug_barrier()  # whoever still reads an older list
-    tl.store(blocks + place, block, mask=chosen)
-    tl.debug_barrier()
-    return tl.sum(chosen.to(tl.int32), 0)
+    return _list((block < num_blocks) & (block_key >= least), blocks, WIDTH)
 
 
 @triton.jit
@@ -286,33 +291,37 @@ def _own_score(s, token, holder, lead, smallest, seed, index, kept):
 
 
 @triton.jit
-def _race_block(
-    row, block, size, top, temperature, cut, least, seed, index,
-    BITS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """The highest perturbed score of a block, and its id."""
-    token = block * BLOCK + tl.arange(0, BLOCK)
-    high, low, third, _ = _philox(seed, token * 0 + block, index, _BLOCK_STREAM)
+def _race_picked(
+    row, picked, taken, top, temperature, seed, index, BLOCK: tl.constexpr, KEPT: tl.constexpr
+):
+    """The highest perturbed score of the ids in ``picked``, and its id."""
+    tl.debug_barrier()  # all threads' ids before any is read
+    place = tl.arange(0, KEPT)
+    there = place < taken
+    token = tl.load(picked + place, mask=there, other=0)
+    x = tl.load(row + token, mask=there, other=float("-inf"))
+    tl.debug_barrier()  # and all read before others take their place
+    block = token // BLOCK
+    high, low, third, _ = _philox(seed, block, index, _BLOCK_STREAM)
     smallest = _exponential(high, low) / BLOCK
     holder = block * BLOCK + (third % BLOCK).to(tl.int32)
-    x = tl.load(row + token, mask=token < size, other=float("-inf"))
     s = (x.to(tl.float64) - top) / temperature
-    kept = (token < size) & (_code(_key(x), token, BITS) <= cut) & (s >= least)
-    score = _own_score(s, token, holder, -tl.log(smallest), smallest, seed, index, kept)
-    own = tl.max(score, 0)
-    return own, tl.min(tl.where(score == own, token, _ABS), 0)
+    score = _own_score(s, token, holder, -tl.log(smallest), smallest, seed, index, there)
+    best = tl.max(score, 0)
+    return best, tl.min(tl.where(there & (score == best), token, _ABS), 0)
 
 
 @triton.jit(do_not_specialize=["num_blocks"])
-def race_kernel(  # noqa: PLR0913
+def race_kernel(  # noqa: PLR0913, PLR0915
     logits, block_keys, block_ids, cuts, temperatures, min_ps, seeds, indices, ids, statuses,
-    size, num_blocks, BITS: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
-    EARLY: tl.constexpr,
+    blocks, leads, picked, size, num_blocks, BITS: tl.constexpr, BLOCK: tl.constexpr,
+    TILE: tl.constexpr, KEPT: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The retained id of highest perturbed score, int64 [N], and the row's status, int8 [N].
 
-    A row a program. The best id and the holder of each block race first, and only blocks
-    that could still win are then drawn in full, those that may go highest first."""
+    A row a program. The best id and the holder of each block race first; then only ids are drawn
+    that could still win. ``blocks`` int32 and ``leads`` fp64 [N, blocks], and ``picked`` int32 [N,
+    KEPT] are its own to write to."""
     place = tl.program_id(0).to(tl.int64)
     begin(EARLY)
     temperature = tl.load(temperatures + place)
@@ -354,16 +363,38 @@ def race_kernel(  # noqa: PLR0913
             highest = of_holders
             winner = tl.min(tl.where(score == of_holders, holder, _ABS), 0)
 
-        reach = tl.max(bound, 0)
-        while reach > highest:
-            chosen = tl.min(tl.where(bound == reach, block, _ABS), 0)
-            bound = tl.where(block == chosen, float("-inf"), bound)
-            own, its_id = _race_block(
-                row, chosen, size, top, temperature, cut, least, seed, index, BITS, BLOCK
+        blocks += place * num_blocks
+        leads += place * num_blocks
+        picked += place * KEPT
+        tl.store(leads + block, lead, mask=real)
+        count = _list(bound > highest, blocks, WIDTH)
+        taken = count * 0
+        for base in range(0, count * BLOCK, TILE):
+            spot = base + tl.arange(0, TILE)
+            listed = spot < count * BLOCK
+            of = tl.load(blocks + spot // BLOCK, mask=listed, other=0)
+            token = of * BLOCK + spot % BLOCK
+            listed = listed & (token < size)
+            v = tl.load(row + token, mask=listed, other=float("-inf"))
+            scaled = (v.to(tl.float64) - top) / temperature
+            able = listed & (_code(_key(v), token, BITS) <= cut) & (scaled >= least)
+            able = able & (scaled + tl.load(leads + of, mask=listed, other=0.0) > highest)
+            number = tl.sum(able.to(tl.int32), 0)
+            if taken + number > KEPT:
+                own, its_id = _race_picked(
+                    row, picked, taken, top, temperature, seed, index, BLOCK, KEPT
+                )
+                if own > highest:
+                    highest = own
+                    winner = its_id
+                taken = taken * 0
+            tl.store(picked + taken + tl.cumsum(able.to(tl.int32), 0) - 1, token, mask=able)
+            taken += number
+        if taken > 0:
+            own, its_id = _race_picked(
+                row, picked, taken, top, temperature, seed, index, BLOCK, KEPT
             )
             if own > highest:
-                highest = own
                 winner = its_id
-            reach = tl.max(bound, 0)
     tl.store(ids + place, winner.to(tl.int64))
     tl.store(statuses + place, status.to(tl.int8))
