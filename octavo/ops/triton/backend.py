@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -11,12 +12,13 @@ from torch import Tensor
 
 from octavo.ops.api import GroupMeta, Ops
 from octavo.ops.fp8 import is_fp8
-from octavo.ops.triton import attention, fp8, rope, rows
+from octavo.ops.triton import attention, fp8, rope, rows, vector
 from octavo.ops.triton.plan import Cut, Work, plan
 from octavo.ops.triton.tiles import Card, CardTiles, Tile, pick, tiles_for
 
 _MMA_ROWS = 16  # the fewest rows of a tensor core product
 _ADDED_ROWS = 32  # rows of parts that a program adds up at a time
+_LEAST_COLUMNS = 128  # inputs at a time, in a product of a few rows
 _ANY = 1 << 30  # more queries than any row has
 
 
@@ -119,6 +121,40 @@ class TritonOps(Ops):
                 ids.contiguous(), weight, out, weight.stride(0),
                 SIZE=size, BLOCK=block, num_warps=4, **self._early,
             )  # fmt: skip
+        return out
+
+    # -- products -----------------------------------------------------------------------------
+
+    def linear(self, x: Tensor, packed: object) -> Tensor:
+        weight, bias = cast("tuple[Tensor, Tensor | None]", packed)
+        if self._is_vector(x, weight):
+            return self._vector(x, weight, bias)
+        return super().linear(x, packed)
+
+    def _is_vector(self, x: Tensor, weight: Tensor) -> bool:
+        """Whether the kernel for a few rows takes the product."""
+        count, size = x.shape
+        tile = self.tiles.rows.vector
+        return (
+            count <= tile.count
+            and count in (1, 2, 4)
+            and x.dtype is not torch.float32
+            and size % _LEAST_COLUMNS == 0
+            and x.stride(1) == 1
+            and weight.is_contiguous()
+        )
+
+    def _vector(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        count, size = x.shape
+        tile = self.tiles.rows.vector
+        first = math.gcd(tile.first, size)
+        columns = math.gcd(tile.columns, size - first) or first
+        out = x.new_empty(count, len(weight))
+        vector.vector_kernel[(triton.cdiv(len(weight), tile.rows),)](
+            x, weight, weight if bias is None else bias, out, len(weight), x.stride(0),
+            COUNT=count, SIZE=size, ROWS=tile.rows, FIRST=first, COLUMNS=columns,
+            UNROLL=tile.unroll, BIAS=bias is not None, num_warps=tile.warps, **self._early,
+        )  # fmt: skip
         return out
 
     def logits(self, hidden: Tensor, packed: object) -> Tensor:

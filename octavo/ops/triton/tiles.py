@@ -67,6 +67,19 @@ def _tile_bytes(tile: Tile, head_dim: int, element_bytes: int) -> int:
 
 
 @dataclass(frozen=True, slots=True)
+class VectorTile:
+    """A product of a few rows: outputs a program, inputs that it asks for before it may start and
+    at a time afterwards, warps, steps unrolled; for up to ``count`` rows (0: none)."""
+
+    rows: int = 4
+    first: int = 4096
+    columns: int = 512
+    warps: int = 4
+    unroll: int = 4
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class RowTiles:
     """Kernels over rows: elements a warp of a norm, features a program of an activation and of an
     embedding; (elements, warps) a program of a rotation, of few tokens and of many."""
@@ -76,6 +89,7 @@ class RowTiles:
     embedding: int = 2048
     rope_few: tuple[int, int] = (512, 1)
     rope_many: tuple[int, int] = (2048, 2)
+    vector: VectorTile = VectorTile(count=0)
 
     def rope(self, num_tokens: int) -> tuple[int, int]:
         return self.rope_few if num_tokens <= 256 else self.rope_many
@@ -108,6 +122,7 @@ H200 = CardTiles(
         128: Tile(rows=128, tokens=64, warps=8, ahead=2, programs=1),
         256: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
     },
+    rows=RowTiles(vector=VectorTile()),
 )
 
 AMPERE = CardTiles(
