@@ -11,7 +11,7 @@ from octavo.core.errors import StartupError
 from octavo.core.groups import layer_groups
 from octavo.core.spec import ModelSpec
 from octavo.distributed.comm import Communicator
-from octavo.models.batch import Batch, Overlay
+from octavo.models.batch import Batch, Overlay, Wanted
 from octavo.models.family import Names
 from octavo.models.layers import Attention, Mlp, RmsNorm
 from octavo.models.linear import Place, Slots
@@ -36,9 +36,14 @@ class Layer:
     mlp: Mlp
     mlp_output_norm: RmsNorm | None
 
-    def apply(self, x: Tensor, residual: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Normed ``x`` to (what the next norm adds to the residual, residual)."""
-        x = self.attention.apply(x, batch)
+    def apply(
+        self, x: Tensor, residual: Tensor, batch: Batch, wanted: Wanted | None
+    ) -> tuple[Tensor, Tensor]:
+        """Normed ``x`` to (what the next norm adds to the residual, residual); with ``wanted``, of
+        these tokens only."""
+        x = self.attention.apply(x, batch, wanted)
+        if wanted is not None:
+            residual = residual.index_select(0, wanted.tokens)
         if self.attention_output_norm is not None:
             x = self.attention_output_norm.apply(x)
         x, residual = self.mlp_norm.add(x, residual)
@@ -87,7 +92,8 @@ class Decoder:
         self._norms = _norms(spec, names, place)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Hidden states [T, hidden] after the final norm; writes the step's keys and values."""
+        """Hidden states [T, hidden] after the final norm, or those that are wanted, [W, hidden];
+        writes the step's keys and values. Nobody needs more of the last layer than that."""
         x = self._embedding.apply(batch.ids)
         if batch.overlay is not None:
             _lay_over(x, batch.overlay)
@@ -95,7 +101,8 @@ class Decoder:
         residual = x
         x = first.apply(x)
         for layer, next_norm in zip(self._layers, following, strict=True):
-            x, residual = next_norm.add(*layer.apply(x, residual, batch))
+            wanted = batch.wanted if layer is self._layers[-1] else None
+            x, residual = next_norm.add(*layer.apply(x, residual, batch, wanted))
         return x
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from octavo.core.spec import ModelSpec
-from octavo.models.batch import Batch
+from octavo.models.batch import Batch, Wanted
 from octavo.models.family import Names
 from octavo.models.linear import (
     ColumnLinear,
@@ -83,8 +83,8 @@ class Attention:
             self._q_norm = RmsNorm(prefix + names.q_norm, spec.head_dim, spec, place)
             self._k_norm = RmsNorm(prefix + names.k_norm, spec.head_dim, spec, place)
 
-    def apply(self, x: Tensor, batch: Batch) -> Tensor:
-        """``x`` [T, hidden] to [T, hidden]."""
+    def apply(self, x: Tensor, batch: Batch, wanted: Wanted | None = None) -> Tensor:
+        """``x`` [T, hidden] to [T, hidden], or to the ``wanted`` tokens' [W, hidden]."""
         meta, kv = batch.groups[self._group], batch.kv[self._group]
         q = self._ops.rope_and_write(
             self._qkv.apply(x),
@@ -99,6 +99,8 @@ class Attention:
             None if self._k_norm is None else self._k_norm.weight,
             self._eps,
         )
+        if wanted is not None:
+            q, meta = q.index_select(0, wanted.tokens), wanted.groups[self._group]
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         self._ops.attend(q, kv, self._index, meta, out, self._scale)
         return self._o.apply(out.flatten(1))

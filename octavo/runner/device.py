@@ -6,6 +6,7 @@ they wait in their slot. All places are fixed, so that captured graphs find thei
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from octavo.core.request import Sampling
-from octavo.models.batch import Batch
+from octavo.models.batch import Batch, Wanted
 from octavo.ops.api import GroupMeta
 from octavo.ops.sampling.reference import DrawParams
 from octavo.ops.triton import steps
@@ -126,6 +127,7 @@ class StepInputs:
         self.sample_slots, self.sample_positions, self.sample_tokens = self._buffer[
             : 3 * room
         ].view(3, room)
+        self._counting = torch.arange(room + 1, dtype=torch.int32, device=device)
         self._draws = torch.zeros(_FIELDS, room, dtype=torch.int64, device=device)
 
     # -- staging ------------------------------------------------------------------------------
@@ -217,6 +219,21 @@ class StepInputs:
             for group, window in enumerate(self._windows)
         )
         return Batch(ids=ids, positions=positions, groups=metas, kv=self._kv)
+
+    def wanted(self, batch: Batch, count: int) -> Wanted:
+        """The last tokens of the first ``count`` rows that sample, in a batch of this step."""
+        groups = tuple(
+            replace(
+                group,
+                query_start=self._counting[: count + 1],
+                context_len=self.sample_positions[:count],
+                table_row=self.sample_slots[:count],
+                max_query=1,
+                cache={},
+            )
+            for group in batch.groups
+        )
+        return Wanted(self.sample_tokens[:count], groups)
 
     def draw_params(self, count: int) -> DrawParams:
         """Of the first ``count`` rows that sample; launches a kernel."""

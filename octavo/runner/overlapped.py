@@ -118,7 +118,8 @@ class OverlappedRunner(Runner):
             self._graphs.run("trunk", size)
         else:
             hidden = self._forward(rows, samples)
-            result.prompt_logprobs = self._prompt_logprobs(rows, hidden)
+            if self._wants_prompt(rows):
+                result.prompt_logprobs = self._prompt_logprobs(rows, hidden)
         if not len(samples.slots):
             return self._pending(result, None)
         # Only the device knows them, for now.
@@ -167,14 +168,18 @@ class OverlappedRunner(Runner):
         self._last_hidden[:size].copy_(hidden)
 
     def _forward(self, rows: Rows, samples: _Samples) -> Tensor:
+        """Hidden states of all tokens if some of a prompt are asked for, else those that sample."""
         num_rows, num_tokens = len(rows.slots), int(rows.ends[-1])
         self._stage(rows, samples, num_rows, num_tokens)
         batch = self._steps.batch(num_rows, num_tokens, int(rows.counts.max()))
-        hidden = self._model.forward(batch)
         count = len(samples.slots)
-        if count:
-            chosen = self._steps.sample_tokens[:count]
-            torch.index_select(hidden, 0, chosen, out=self._last_hidden[:count])
+        if self._wants_prompt(rows):
+            hidden = self._model.forward(batch)
+            chosen = hidden.index_select(0, self._steps.sample_tokens[:count])
+        else:
+            batch.wanted = self._steps.wanted(batch, count)
+            hidden = chosen = self._model.forward(batch)
+        self._last_hidden[:count].copy_(chosen)
         return hidden
 
     # -- head and sampler ---------------------------------------------------------------------
