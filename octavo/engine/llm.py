@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from octavo.core.errors import EngineFault, InvalidRequest
@@ -144,8 +145,10 @@ class _Batch:
             ids = self._encode(text or "")
         request_id = str(next(llm._ids))
         bad_words = llm.text.bad_word_ids(params.bad_words or ()) if llm.text is not None else ()
+        # Alone, a request's pages are hashed as it is admitted, while a device computes others.
+        limits = replace(llm.limits, prefix_caching=False) if params.n == 1 else llm.limits
         requests = make_requests(
-            request_id, ids, params, llm.limits, terms, bad_words=bad_words,
+            request_id, ids, params, limits, terms, bad_words=bad_words,
             draw_seed=draw_seed, until_full=True,
         )  # fmt: skip
         output = RequestOutput(

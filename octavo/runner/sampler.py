@@ -78,9 +78,10 @@ class Sampler:
         self.leave(slot)
         self._draws.join(slot, sampling)
         self._penalties.join(slot, tokens, prompt_len, sampling)
-        edits = SlotEdits(tokens, sampling, self._vocab_size, self._device)
-        if not edits.is_neutral:
-            self._edits[slot] = edits
+        if SlotEdits.asked_for(sampling):
+            edits = SlotEdits(tokens, sampling, self._vocab_size, self._device)
+            if not edits.is_neutral:
+                self._edits[slot] = edits
         if sampling.logprobs is not None:
             self._tops[slot] = sampling.logprobs
 

@@ -77,6 +77,16 @@ class SlotEdits:
         self._keep = max(self._lengths, default=0)
         self._tail = tuple(tokens[-self._keep :]) if self._keep else ()
 
+    @staticmethod
+    def asked_for(sampling: Sampling) -> bool:
+        """Whether there may be anything to change: most requests ask for nothing of the kind."""
+        return bool(
+            sampling.logit_bias
+            or sampling.bad_words
+            or sampling.min_tokens
+            or sampling.allowed_ids is not None
+        )
+
     @property
     def is_neutral(self) -> bool:
         """Nothing will ever be changed."""
