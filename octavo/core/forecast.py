@@ -14,6 +14,7 @@ FRESH_STEPS = 8  # a forecast is renewed after so many steps
 HORIZONS = np.array(
     [1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128, 181, 256]
 )  # pages of output
+EARLIER = np.concatenate([[0], HORIZONS[:-1]])  # who must end after it counts at the next one
 FIRST_CAUTION = 1.0
 MIN_CAUTION, MAX_CAUTION = -2.0, 4.0
 MORE_CAUTION = 0.3  # for each request's worth of tokens that preemptions have lost
@@ -135,12 +136,13 @@ class Forecast:
         """The outlook of all running sequences, as of now."""
         self._lengths.refresh()
         self._fresh_until = self._step + FRESH_STEPS
-        age, own, left = np.array(self._age, int), np.array(self._own), np.array(self._left)
+        age, own, left = (np.array(c, int) for c in (self._age, self._own, self._left))
         oldest = int(age.max(initial=0))
         self._survival = self._lengths.survival(oldest + int(HORIZONS[-1]) + 2)
-        chance = self._survival[age[:, None] + HORIZONS] / self._survival[age][:, None]
-        chance *= (left[:, None] > HORIZONS) * np.array(self._active, bool)[:, None]
-        pages = own[:, None] + self._growing * HORIZONS
+        grown = np.minimum(HORIZONS, left[:, None])
+        chance = self._survival[age[:, None] + grown] / self._survival[age][:, None]
+        chance *= (left[:, None] > EARLIER) * np.array(self._active, bool)[:, None]
+        pages = own[:, None] + self._growing * grown
         self._means = chance * pages
         self._variances = self._means * (pages - self._means)
         self._mean, self._variance = self._means.sum(0), self._variances.sum(0)
@@ -148,9 +150,10 @@ class Forecast:
 
     def _row(self, age: int, own: int, left: int) -> tuple[Vector, Vector]:
         """Mean and variance of one sequence's pages at each horizon."""
-        ages = np.minimum(age + HORIZONS, len(self._survival) - 1)
+        grown = np.minimum(HORIZONS, left)
+        ages = np.minimum(age + grown, len(self._survival) - 1)
         now = self._survival[min(age, len(self._survival) - 1)]
-        chance = self._survival[ages] / now * (left > HORIZONS)
-        pages = own + self._growing * HORIZONS
+        chance = self._survival[ages] / now * (left > EARLIER)
+        pages = own + self._growing * grown
         mean = chance * pages
         return mean, mean * (pages - mean)

@@ -6,6 +6,7 @@ import sys
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import pytest
 
 from octavo.core.admission import PoolState
@@ -81,8 +82,16 @@ def learn(pool: Pool, pages: int, count: int = 300) -> None:
 
 def test_max_tokens_bounds_what_is_expected() -> None:
     room = [Pool(200).fill(max_tokens=pages * PAGE) for pages in (1, 4, 64)]
-    assert room[0] == pytest.approx(198, abs=2)  # the page that each claims is all it can take
+    assert room[0] == pytest.approx(99, abs=2)  # each takes the page that it claims, and one more
     assert room[0] > 1.5 * room[1] > 1.5 * room[2] > 0
+
+
+@pytest.mark.parametrize("pages", [5, 7, 16, 40, 128, 130])
+def test_who_must_end_between_two_horizons_counts_with_all_it_may_take(pages: int) -> None:
+    """Of answers as long as they may be, no more join than fit at their ends."""
+    pool = Pool(10 * (1 + pages))
+    pool.forecast._lengths.survival = lambda ages: np.ones(ages)  # type: ignore[method-assign]
+    assert pool.fill(max_tokens=pages * PAGE) == 9  # 1 % is kept free
 
 
 def test_answers_seen_decide_how_many_join() -> None:
