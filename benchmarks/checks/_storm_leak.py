@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import resource
 from collections.abc import Iterator
 from random import Random
 
@@ -60,7 +61,7 @@ def lines(check: Check, num_requests: int = NUM_REQUESTS, warm_up: int = WARM_UP
 def rss_mib() -> float:
     gc.collect()
     with open("/proc/self/statm") as statm:
-        return int(statm.read().split()[1]) * 4096 / 2**20
+        return int(statm.read().split()[1]) * resource.getpagesize() / 2**20
 
 
 class Soak:
