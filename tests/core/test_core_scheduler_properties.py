@@ -298,6 +298,19 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.loop.scheduler.reset_prefix_cache()
         self.loop.scheduler.audit()
 
+    @rule(dice=st.integers(1, 6))
+    def start_afresh(self, dice: int) -> None:
+        """Now and then, as after a step that failed."""
+        if dice == 6:
+            self.loop.executor.reset()
+            self.loop.scheduler.forget_all()
+            self.loop.plans.clear()
+            self.loop.scheduler.audit()
+            for name, output in self.loop.outputs.items():
+                if output.finish is None:
+                    output.finish = "abort"
+                    self.aborted.add(name)
+
     def teardown(self) -> None:
         if not hasattr(self, "loop"):
             return
