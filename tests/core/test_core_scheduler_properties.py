@@ -338,6 +338,6 @@ TestSchedulerMachine = SchedulerMachine.TestCase
 def test_nothing_leaks_in_ten_thousand_steps() -> None:
     before = SchedulerMachine.num_steps
     run_state_machine_as_test(
-        SchedulerMachine, settings=settings(max_examples=400, stateful_step_count=60)
+        SchedulerMachine, settings=settings(max_examples=700, stateful_step_count=60)
     )
     assert SchedulerMachine.num_steps - before >= 10_000
