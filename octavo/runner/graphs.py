@@ -13,10 +13,10 @@ Body = Callable[[], None]
 
 
 def graph_sizes(max_rows: int) -> list[int]:
-    """Row counts that get a graph: 1, 2, 4, 8, 16, then in steps of 8, 16 and 32, ``max_rows``
-    being the last."""
+    """Row counts that get a graph: 1, 2, 4, 8, then in steps of 8 and, from 256 on, of 32;
+    ``max_rows`` is the last."""
     top = min(max_rows, MAX_GRAPH_ROWS)
-    steps = [1, 2, 4, 8, *range(16, 64, 8), *range(64, 256, 16), *range(256, top + 32, 32)]
+    steps = [1, 2, 4, *range(8, 256, 8), *range(256, top + 32, 32)]
     return [*(size for size in steps if size < top), top]
 
 

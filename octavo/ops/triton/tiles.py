@@ -73,7 +73,7 @@ class VectorTile:
 
     rows: int = 4
     first: int = 4096
-    columns: int = 512
+    columns: int = 1024
     warps: int = 4
     unroll: int = 4
     count: int = 1
