@@ -128,6 +128,11 @@ class OverlappedRunner(Runner):
             return self._sample_plain(result, samples)
         return self._sample_any(result, samples)
 
+    def reset(self) -> None:
+        if self._results.is_cuda:  # steps that nobody waits for any more still read what was staged
+            torch.cuda.synchronize(self._results.device)
+        super().reset()
+
     def close(self) -> None:
         for name in ("_graphs", "_steps", "_state", "_last_hidden", "_draw"):
             self.__dict__.pop(name, None)

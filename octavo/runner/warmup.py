@@ -28,6 +28,8 @@ def warm_up(
     sampler.warm_up()
     rows = min(WARM_ROWS, max_num_seqs)
     plans = _plans(rows, max_num_batched_tokens)
+    if runner.overlaps:
+        plans += _largest_step(len(plans), max_num_batched_tokens)
     for done, plan in enumerate(plans, 1):
         runner.execute(plan)
         progress("Warming up", done / len(plans))
@@ -53,4 +55,14 @@ def _plans(rows: int, max_tokens: int) -> list[StepPlan]:
         StepPlan(1, slots, [prompt] * rows, [1] * rows, [True] * rows),
         decode(2, prompt + 1),
         StepPlan(3, leaves=slots),
+    ]
+
+
+def _largest_step(step: int, tokens: int) -> list[StepPlan]:
+    """One prompt of as many tokens as a step may have: other kernels than those of short ones, and
+    all the memory that a step takes."""
+    join = Join(0, [0] * tokens, tokens, Sampling(temperature=0.0))
+    return [
+        StepPlan(step, [0], [0], [tokens], [True], joins=[join]),
+        StepPlan(step + 1, leaves=[0]),
     ]

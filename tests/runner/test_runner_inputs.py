@@ -85,7 +85,9 @@ def test_a_row_that_goes_on_is_not_copied_again() -> None:
 def test_warm_up_tells_how_far_it_is() -> None:
     told: list[tuple[str, float]] = []
     plans: list[StepPlan] = []
-    runner: Any = SimpleNamespace(execute=plans.append, capture=lambda progress: None)
+    runner: Any = SimpleNamespace(
+        execute=plans.append, capture=lambda progress: None, overlaps=True
+    )
     sampler: Any = SimpleNamespace(warm_up=lambda: None)
     warm_up(
         runner, sampler, max_num_seqs=8, max_num_batched_tokens=64,
