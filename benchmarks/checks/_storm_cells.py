@@ -18,7 +18,7 @@ from octavo.tools.simulate.trace import Trace
 
 # Five turnovers of the largest pool, a hundred of the smallest.
 NUM_REQUESTS = {8: 800, 32: 1000, 128: 1500, 1000: 5000}
-AFTER_SHIFT = 500  # ended requests
+AFTER_SHIFT = 500  # ended requests of those after the shift
 MIN_SHIFTED = 700  # requests after the shift, so that so many end while others wait
 FACTORS = (0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.4, 1.7, 2.0)
 FIRST_FACTORS = (0.7, 1.0, 1.4)
@@ -159,10 +159,15 @@ def output_rate(cell: Cell, outcome: Outcome) -> float:
 
 
 def shift_rate(cell: Cell, outcome: Outcome) -> float:
-    """Tokens a second from the first long request's admission until so many have ended."""
-    first = int(outcome.first_join[shifted_at(cell.num_requests)])
-    ends = np.sort(outcome.last_step[outcome.last_step >= first])
-    return _rate(outcome, slice(first, int(ends[AFTER_SHIFT - 1]) + 1))
+    """Tokens a second from the first long request's admission until so many of them have ended.
+
+    (The next so many to end, of whatever length, would tell of a large pool no more than how many
+    prompts it takes in at that moment.)
+    """
+    shifted = shifted_at(cell.num_requests)
+    first = int(outcome.first_join[shifted])
+    last = int(np.sort(outcome.last_step[shifted:])[AFTER_SHIFT - 1])
+    return _rate(outcome, slice(first, last + 1))
 
 
 def mean_referenced(cell: Cell, outcome: Outcome) -> float:
