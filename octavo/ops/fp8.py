@@ -13,6 +13,7 @@ from torch import Tensor
 KV_DTYPE = torch.float8_e4m3fn
 LARGEST_CODE = 448.0
 SCALE_BYTES = 2
+PHASES = 16  # scales that are tried; twice a scale makes the same errors
 # Scales are positive fp16: no division by zero, and no infinity.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 65504.0
 
@@ -30,16 +31,36 @@ def is_fp8(kv_pages: Tensor) -> bool:
 def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
     """Codes uint8 [..., D] and scales fp16 [...] of ``x`` [..., D].
 
-    A scale is max|x| / 448, rounded up to fp16, so no code is beyond the largest; vectors beyond
-    what the largest scale reaches saturate. Only a vector with a NaN reads back as NaN.
+    The least scale is max|x| / 448, so that no code is beyond the largest; of PHASES scales from
+    there to twice as much, rounded up to fp16, the one with the least squared error is taken, the
+    smaller if in doubt. Vectors beyond what the largest scale reaches saturate. Only a vector
+    with a NaN reads back as NaN.
     """
     wide = x.float()
-    exact = (wide.abs().amax(-1) / LARGEST_CODE).clamp(SMALLEST_SCALE, LARGEST_SCALE)
+    least = wide.abs().amax(-1) / LARGEST_CODE
+    codes, scale = _with_scale(wide, least)
+    error = _squared_error(wide, codes, scale)
+    for phase in range(1, PHASES):
+        others = _with_scale(wide, least * (1 + phase / PHASES))
+        other_error = _squared_error(wide, *others)
+        better = other_error < error
+        codes = torch.where(better.unsqueeze(-1), others[0], codes)
+        scale = torch.where(better, others[1], scale)
+        error = torch.where(better, other_error, error)
+    return codes, scale
+
+
+def _with_scale(wide: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes of ``wide`` [..., D] for scales of at least ``least`` [...], if there are such."""
+    exact = least.clamp(SMALLEST_SCALE, LARGEST_SCALE)
     nearest = exact.half()
     scale = (nearest.view(torch.int16) + (nearest.float() < exact)).view(torch.float16)
     scaled = wide * scale.float().reciprocal().unsqueeze(-1)
-    codes = scaled.clamp(-LARGEST_CODE, LARGEST_CODE).to(KV_DTYPE)
-    return codes.view(torch.uint8), scale
+    return scaled.clamp(-LARGEST_CODE, LARGEST_CODE).to(KV_DTYPE).view(torch.uint8), scale
+
+
+def _squared_error(wide: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
+    return (dequantize(codes, scale) - wide).square().sum(-1)
 
 
 def dequantize(codes: Tensor, scale: Tensor) -> Tensor:

@@ -14,14 +14,15 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from octavo.ops.cpu.simd import F32, I16, I32, Lanes, literals
-from octavo.ops.fp8 import LARGEST_CODE, LARGEST_SCALE, SMALLEST_SCALE
+from octavo.ops.cpu.simd import F32, I16, I32, I64, Lanes, literals, loop
+from octavo.ops.fp8 import LARGEST_CODE, LARGEST_SCALE, PHASES, SMALLEST_SCALE
 
 LIFT = 2.0**60
 QUAD = (0, 2, 1, 3)  # where the i-th of 4 neighbours lies: even bytes are a pair, odd ones another
 
 _HALF_EXPONENT = 112 << 23  # between the biases of fp16 and fp32, in place
 _HALF_NAN = 0x7E00
+_SHIFT = 16384.0  # has units of 2^-9, the distance of the smallest codes, in its low bits
 
 
 def code_parts(v: Lanes, quads: ir.Value) -> tuple[ir.Value, ...]:
@@ -58,11 +59,10 @@ def scale_numbers(v: Lanes, halves: ir.Value) -> ir.Value:
     return b.select(b.icmp_unsigned(">", wide, v.bits(0x7BFF)), v.number(float("nan")), number)
 
 
-def _scale_bits(v: Lanes, largest: ir.Value) -> ir.Value:
-    """The fp16 scale, as int32, of numbers whose largest magnitude has these int32 bits; scalar."""
+def _scale_bits(v: Lanes, least: ir.Value) -> ir.Value:
+    """The fp16 scale, as int32, from ``least`` on, NaN for NaN; scalar."""
     b = v.b
-    exact = b.fdiv(b.bitcast(largest, v.f32), v.number(LARGEST_CODE))
-    exact = v.maximum(exact, v.number(SMALLEST_SCALE))
+    exact = v.maximum(least, v.number(SMALLEST_SCALE))
     exact = b.select(
         b.fcmp_ordered("<", exact, v.number(LARGEST_SCALE)), exact, v.number(LARGEST_SCALE)
     )
@@ -73,12 +73,29 @@ def _scale_bits(v: Lanes, largest: ir.Value) -> ir.Value:
     more = b.zext(b.fcmp_ordered("<", b.sitofp(whole, v.f32), units), v.i32)
     is_small = b.fcmp_ordered("<", exact, v.number(2.0**-14))
     half = b.select(is_small, b.add(whole, more), normal)
-    is_nan = b.icmp_unsigned(">", largest, v.bits(0x7F800000))
-    return b.select(is_nan, v.bits(_HALF_NAN), half)
+    return b.select(b.fcmp_unordered("uno", least, least), v.bits(_HALF_NAN), half)
+
+
+def _nearest(v: Lanes, x: ir.Value) -> ir.Value:
+    """The nearest e4m3 number, ties to even, saturating, without its sign."""
+    b, magnitude, rounded, small = v.b, *_rounded(v, x)
+    shift = v.number(_SHIFT)
+    normal = b.bitcast(b.and_(rounded, v.bits(0x7FF00000)), v.f32)
+    is_small = b.fcmp_ordered("<", magnitude, v.number(2.0**-6))
+    return b.select(is_small, b.fsub(small, shift), normal)
 
 
 def _codes(v: Lanes, x: ir.Value) -> ir.Value:
-    """fp32 to the nearest e4m3 codes as int32, ties to even, saturating."""
+    """The nearest codes as int32."""
+    b, magnitude, rounded, small = v.b, *_rounded(v, x)
+    normal = b.sub(b.lshr(rounded, v.bits(20)), v.bits(120 << 3))
+    units = b.sub(b.bitcast(small, v.i32), b.bitcast(v.number(_SHIFT), v.i32))
+    code = b.select(b.fcmp_ordered("<", magnitude, v.number(2.0**-6)), units, normal)
+    return b.or_(code, b.and_(b.lshr(b.bitcast(x, v.i32), v.bits(24)), v.bits(0x80)))
+
+
+def _rounded(v: Lanes, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
+    """|x| or the largest code; as int32 whose high 12 bits are rounded; plus _SHIFT."""
     b = v.b
     bits = b.bitcast(x, v.i32)
     magnitude = b.bitcast(b.and_(bits, v.bits(0x7FFFFFFF)), v.f32)
@@ -86,12 +103,31 @@ def _codes(v: Lanes, x: ir.Value) -> ir.Value:
     magnitude = b.select(b.fcmp_ordered(">", magnitude, most), most, magnitude)
     own = b.bitcast(magnitude, v.i32)
     odd = b.and_(b.lshr(own, v.bits(20)), v.bits(1))
-    rounded = b.lshr(b.add(own, b.add(odd, v.bits(0x7FFFF))), v.bits(20))
-    normal = b.sub(rounded, v.bits(120 << 3))
-    shift = v.number(16384.0)  # units of 2^-9 in its low bits
-    small = b.sub(b.bitcast(b.fadd(magnitude, shift), v.i32), b.bitcast(shift, v.i32))
-    code = b.select(b.fcmp_ordered("<", magnitude, v.number(2.0**-6)), small, normal)
-    return b.or_(code, b.and_(b.lshr(bits, v.bits(24)), v.bits(0x80)))
+    rounded = b.add(own, b.add(odd, v.bits(0x7FFFF)))
+    return magnitude, rounded, b.fadd(magnitude, v.number(_SHIFT))
+
+
+def _best_scale(v: Lanes, values: list[ir.Value], least: ir.Value) -> ir.Value:
+    """Of PHASES scales from ``least`` on, as int16, the one with the least squared error."""
+    b, one = v.b, Lanes(v.b, 1)
+    first = b.trunc(_scale_bits(one, least), I16)
+    best, error = one.variable(first), one.variable(F32(float("inf")))
+    with loop(b, I64(PHASES)) as phase:
+        share = b.fmul(b.sitofp(phase, F32), F32(1 / PHASES))
+        half = b.trunc(_scale_bits(one, b.fmul(least, b.fadd(share, F32(1.0)))), I16)
+        number = scale_numbers(one, half)
+        factor, inverse = v.splat(number), v.splat(b.fdiv(F32(1.0), number))
+        squares = v.number(0.0)
+        for value in values:
+            magnitude = b.bitcast(b.and_(b.bitcast(value, v.i32), v.bits(0x7FFFFFFF)), v.f32)
+            near = b.fmul(_nearest(v, b.fmul(value, inverse)), factor)
+            off = b.fsub(near, magnitude)
+            squares = b.fadd(squares, b.fmul(off, off))
+        total = v.total(squares)
+        with b.if_then(b.fcmp_ordered("<", total, b.load(error))):
+            b.store(total, error)
+            b.store(half, best)
+    return b.load(best)
 
 
 @intrinsic(prefer_literal=True)
@@ -114,7 +150,8 @@ def quantize_row(typing, row, codes, scale, dim, lanes, quads):
             name, kind = f"llvm.vector.reduce.umax.v{n}i32", ir.FunctionType(I32, [v.i32])
             reduce = cgutils.get_or_insert_function(builder.module, kind, name)
             largest = builder.call(reduce, [largest])
-        half = builder.trunc(_scale_bits(one, largest), I16)
+        least = builder.fdiv(builder.bitcast(largest, F32), F32(LARGEST_CODE))
+        half = _best_scale(v, values, least)
         one.store(half, scale, 0)
         inverse = v.splat(builder.fdiv(F32(1.0), scale_numbers(one, half)))
         for index, value in enumerate(values):
