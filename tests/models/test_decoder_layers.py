@@ -11,7 +11,7 @@ from torch import Tensor
 from octavo.core.errors import StartupError
 from octavo.core.spec import LayerSpec
 from octavo.distributed.comm import SingleCommunicator
-from octavo.models.batch import Overlay
+from octavo.models.batch import Overlay, Wanted
 from octavo.models.linear import ColumnLinear, Part, Place, RowLinear, rank_share
 from octavo.models.registry import FAMILIES, build_model
 from octavo.models.vocabulary import VocabularyTable
@@ -193,3 +193,22 @@ def test_bf16_stays_bf16_until_the_logits() -> None:
         logits.append(model.logits(hidden))
     assert logits[1].dtype == torch.float32
     assert (logits[0] - logits[1]).abs().mean() < 0.1
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_wanted_tokens_have_the_hidden_states_they_have_among_all(family: str) -> None:
+    spec = tiny_spec(family, layers=(LayerSpec(mixer="sliding", window=5), LayerSpec()))
+    model = tiny_model(spec)
+    rows = [Row([3, 9, 27, 81, 4, 12], 0, [1, 2]), Row([5], 0, [3]), Row([6, 7], 0, [4])]
+    whole, part = (
+        paged_batch(rows, spec, model_kv(spec, num_pages=5, page_size=4), page_size=4)
+        for _ in range(2)
+    )
+    lasts = [replace(row, tokens=row.tokens[-1:], start=row.context - 1) for row in rows[::2]]
+    groups = paged_batch(lasts, spec, part.kv, page_size=4).groups
+    part.wanted = Wanted(torch.tensor([5, 8], dtype=torch.int32), groups)
+    with torch.inference_mode():
+        torch.testing.assert_close(model.forward(part), model.forward(whole)[[5, 8]])
+    assert all(
+        torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(part.kv, whole.kv, strict=True)
+    )
