@@ -17,7 +17,7 @@ class PrefillPace:
     need no more than their steady rate; a little above it they arrive in time, and no step is much
     longer than the others. ``target_itl`` seconds bound the predicted step, whatever the pressure.
     ``target_ttft`` seconds lift the first bound, never the second, while the oldest request
-    without a token has waited for more than half of them.
+    without a token has waited for more than half of them, and can still be in time.
     """
 
     def __init__(
@@ -26,7 +26,7 @@ class PrefillPace:
         self.step_time = StepTimeFit()
         self._target_itl = target_itl
         self._target_ttft = target_ttft
-        self._need = 0.0  # prefill tokens a step, running mean
+        self._sum = self._weight = 0.0  # of prefill tokens, and of steps; both forget
 
     def tokens(self, budget: int, rows: int, context: int, pressed: bool, waited: float) -> int:
         """At most ``budget`` tokens beside ``rows`` decodes that read ``context`` tokens.
@@ -35,16 +35,26 @@ class PrefillPace:
         """
         if not rows:
             return budget
-        urgent = self._target_ttft is not None and waited > URGENT * self._target_ttft
-        if pressed and not urgent:
-            budget = min(budget, max(LEAST_CHUNK, int(STEADY_SHARE * self._need)))
+        if pressed and not self._is_urgent(waited):
+            budget = min(budget, max(LEAST_CHUNK, int(STEADY_SHARE * self.need)))
         if self._target_itl is not None and self.step_time.ready:
             within = self.step_time.prefill_tokens_within(self._target_itl, rows, context)
             budget = min(budget, max(LEAST_CHUNK, within))
         return budget
 
+    def _is_urgent(self, waited: float) -> bool:
+        """Past the target it is missed: others need not suffer any more."""
+        target = self._target_ttft
+        return target is not None and URGENT * target < waited <= target
+
+    @property
+    def need(self) -> float:
+        """Prefill tokens a step, in the mean of late."""
+        return self._sum / self._weight if self._weight else 0.0
+
     def observe(self, prefill: int, rows: int, context: int, seconds: float) -> None:
         """A step has taken ``seconds``."""
-        self._need += (prefill - self._need) / MEMORY_STEPS
+        keep = 1 - 1 / MEMORY_STEPS
+        self._sum, self._weight = keep * self._sum + prefill, keep * self._weight + 1
         if seconds > 0:
             self.step_time.observe(prefill, rows, context, seconds)

@@ -29,7 +29,7 @@ from octavo.core.waiting import Fcfs, Policy
 
 RETRY_STEPS = 8  # a head of the queue that was refused is looked at again after so many steps
 PRESSURE_STEPS = 64  # after a refusal, the pool counts as full
-MAX_LIVES = 8  # so often preempted, a sequence gives way to nobody that waits
+MAX_LIVES = 20  # a sequence in its last one gives way to nobody that waits
 _by_key = attrgetter("key")
 
 
@@ -105,7 +105,7 @@ class Scheduler:
         self._longest_slice = long_prefill_token_threshold or max_num_batched_tokens
         self._policy = policy or Fcfs()
         self._admission = admission or Forecast(
-            self.cache.page_size, self.max_len, growing=max(1, pool.layout.num_growing)
+            self.cache.page_size, self.max_len, growing=pool.layout.num_growing
         )
         self._preemption = preemption or Preemption()
         self._choose = choose
@@ -124,6 +124,7 @@ class Scheduler:
         self._pressed_until = 0
         self._is_short = False  # somebody lacks a page in the step that is being planned …
         self._short_since: int | None = None  # … and in all steps since this one
+        self._ends: tuple[Sequence, Sequence] | None = None  # see _ends_of_order
         self._flights: deque[Flight] = deque()
         self._free_slots = list(range(self.max_num_seqs - 1, -1, -1))
         self._leaves: list[int] = []  # slots given up that no plan has told yet
@@ -214,7 +215,7 @@ class Scheduler:
         flight = Flight(self._step, now, len(self.pool.layout.blocks))
         self._step += 1
         self._admission.begin_step()
-        self._is_short = False
+        self._is_short, self._ends = False, None
         others = flight.add_decodes(self._running)
         catching_up = self._extend(flight, others) if others else []
         budget = self._prefill_budget(flight, catching_up, now)
@@ -357,8 +358,8 @@ class Scheduler:
             if self._short_since is None:
                 self._short_since = self._step
             self._is_short = True
-            victim = self._choose(self._running)
-            if self._has_patience(seq, victim):
+            victim, first = self._ends_of_order()
+            if seq is not first and self._has_patience(victim):
                 return None
             self._short_since = None
             self._preempt(flight, victim, reason)
@@ -366,18 +367,19 @@ class Scheduler:
                 return None
         return pages
 
-    def _has_patience(self, seq: Sequence, victim: Sequence) -> bool:
-        """Whether ``seq`` may wait some more. Not while the victim computes its prompt: such steps
-        are long, and nobody hears it stop."""
+    def _has_patience(self, victim: Sequence) -> bool:
+        """Whether those short of pages may wait some more. Not while the victim computes its
+        prompt: such steps are long, and nobody hears it stop."""
         assert self._short_since is not None
         short_for = self._step - self._short_since
-        if short_for >= self._preemption.patience or seq is self._first():
-            return False
-        return victim.scheduled + 1 >= victim.total
+        return short_for < self._preemption.patience and victim.scheduled + 1 >= victim.total
 
-    def _first(self) -> Sequence:
-        """The one that must advance whatever happens."""
-        return min(self._running, key=_by_key)
+    def _ends_of_order(self) -> tuple[Sequence, Sequence]:
+        """The next victim, and the one that must advance whatever happens; found once a plan,
+        unless somebody joins or leaves."""
+        if self._ends is None:
+            self._ends = self._choose(self._running), min(self._running, key=_by_key)
+        return self._ends
 
     def _head_precedes(self, rivals: list[Sequence]) -> bool:
         """Whether the head of the queue must not wait for any of these to go on."""
@@ -440,8 +442,8 @@ class Scheduler:
                 return False
             if not (self._policy.preempts or self._precedes(seq, self._running)):
                 return False
-            victim = self._choose(self._running)
-            if victim.key <= seq.key or victim.lives > MAX_LIVES:
+            victim, _ = self._ends_of_order()
+            if victim.key <= seq.key or victim.lives >= MAX_LIVES:
                 return False
             self._preempt(flight, victim, "priority")
         return True
@@ -457,6 +459,7 @@ class Scheduler:
         """A slot for a sequence that has its pages."""
         seq.slot = self._free_slots.pop()
         self._running.append(seq)
+        self._ends = None
         self._admission.joined(seq, quote.claims + quote.promised)
         stats = self._stats
         stats.recomputed_tokens += max(0, seq.reached - seq.scheduled)
@@ -609,6 +612,7 @@ class Scheduler:
 
     def _sweep(self) -> None:
         """Drop from the running ones those that have given up their slot."""
+        self._ends = None
         if len(self._running) + len(self._free_slots) != self.max_num_seqs:
             self._running = [seq for seq in self._running if seq.slot >= 0]
 
