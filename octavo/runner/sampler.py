@@ -72,12 +72,12 @@ class Sampler:
     def warm_up(self) -> None:
         self._ops.warm_up()
 
-    @torch.inference_mode()
     def join(self, slot: int, tokens: list[int], prompt_len: int, sampling: Sampling) -> None:
         """A request takes a slot; ``tokens`` are its prompt and what it generated before."""
         self.leave(slot)
         self._draws.join(slot, sampling)
-        self._penalties.join(slot, tokens, prompt_len, sampling)
+        if Penalties.asked_for(sampling):
+            self._penalties.join(slot, tokens, prompt_len, sampling)
         if SlotEdits.asked_for(sampling):
             edits = SlotEdits(tokens, sampling, self._vocab_size, self._device)
             if not edits.is_neutral:

@@ -128,6 +128,15 @@ def _mask(allowed: Sequence[int] | None, vocab_size: int, device: torch.device) 
     return torch.from_numpy(mask).to(device)
 
 
+def _penalties(sampling: Sampling) -> tuple[float, float, float]:
+    """Repetition, frequency, presence."""
+    return (
+        sampling.repetition_penalty,
+        sampling.frequency_penalty,
+        sampling.presence_penalty,
+    )
+
+
 class Penalties:
     """How often each id was seen, for the slots that use penalties: a row of counts each.
 
@@ -141,15 +150,14 @@ class Penalties:
         self._row_of: dict[int, int] = {}
         self._values = np.zeros((3, max_num_seqs), np.float32)  # repetition, frequency, presence
 
+    @staticmethod
+    def asked_for(sampling: Sampling) -> bool:
+        return _penalties(sampling) != (1.0, 0.0, 0.0)
+
+    @torch.inference_mode()
     def join(self, slot: int, tokens: list[int], prompt_len: int, sampling: Sampling) -> None:
-        values = (
-            sampling.repetition_penalty,
-            sampling.frequency_penalty,
-            sampling.presence_penalty,
-        )
-        if values == (1.0, 0.0, 0.0):
-            return
-        self._values[:, slot] = values
+        """Start counting for a request that asks for it."""
+        self._values[:, slot] = _penalties(sampling)
         row = self._row_of[slot] = self._take_row()
         size = self.counts.shape[1]
         known = np.array(tokens, np.int64)
