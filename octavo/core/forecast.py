@@ -16,11 +16,11 @@ HORIZONS = np.array(
 )  # pages of output
 EARLIER = np.concatenate([[0], HORIZONS[:-1]])  # who must end after it counts at the next one
 FIRST_CAUTION = 1.0
-MIN_CAUTION, MAX_CAUTION = -2.0, 4.0
+MIN_CAUTION, MAX_CAUTION = -2.0, 2.0
 MORE_CAUTION = 0.08  # for each request's worth of tokens that preemptions have lost
 # So many requests' worth of tokens may be lost while all that run are replaced once. What few
 # requests hold fluctuates more, so that caution costs a small pool more than a large one.
-SOUGHT_LOSS = 0.5
+SOUGHT_LOSS = 0.95
 MIN_TURNOVER = 6
 MEMORY = 100  # ended requests over which their mean number of tokens is taken
 
@@ -53,7 +53,6 @@ class Forecast:
         self._left: list[int] = []
         self._active: list[bool] = []
         self._num_active = 0
-        self._has_admitted = False  # since the latest preemption
         self._mean_tokens = 256.0  # of a request, prompt included
         self._fresh_until = -1
         self._mean = self._variance = np.zeros(len(HORIZONS))
@@ -83,7 +82,7 @@ class Forecast:
             self._active.append(False)
         outlook = self._outlook(seq, claims)
         self._age[slot], self._own[slot], self._left[slot] = outlook
-        self._active[slot] = self._has_admitted = True
+        self._active[slot] = True
         self._num_active += 1
         if seq.lives == 1:
             self._lengths.entered(outlook[0])
@@ -124,10 +123,8 @@ class Forecast:
         return self._caution
 
     def preempted(self, seq: Sequence) -> None:
-        if self._has_admitted:  # the next ones follow from the same mistake
-            lost = seq.scheduled / self._mean_tokens
-            self._caution = min(MAX_CAUTION, self._caution + MORE_CAUTION * lost)
-        self._has_admitted = False
+        lost = seq.scheduled / self._mean_tokens
+        self._caution = min(MAX_CAUTION, self._caution + MORE_CAUTION * lost)
 
     def _outlook(self, seq: Sequence, claims: int) -> tuple[int, int, int]:
         """Age, own pages, and pages that the answer may still take."""

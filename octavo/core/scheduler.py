@@ -28,6 +28,7 @@ from octavo.core.sequence import GONE, Sequence
 from octavo.core.waiting import Fcfs, Policy
 
 RETRY_STEPS = 8  # a head of the queue that was refused is looked at again after so many steps
+FEW = 4  # one in so many may wait for a page
 PRESSURE_STEPS = 64  # after a refusal, the pool counts as full
 MAX_LIVES = 20  # a sequence in its last one gives way to nobody that waits
 _by_key = attrgetter("key")
@@ -122,7 +123,7 @@ class Scheduler:
         self._blocked: Sequence | None = None  # head that was refused …
         self._retry = 0  # … and is not looked at before this step, unless pages come back
         self._pressed_until = 0
-        self._is_short = False  # somebody lacks a page in the step that is being planned …
+        self._num_short = 0  # sequences that lack a page in the step that is being planned …
         self._short_since: int | None = None  # … and in all steps since this one
         self._ends: tuple[Sequence, Sequence] | None = None  # see _ends_of_order
         self._flights: deque[Flight] = deque()
@@ -215,16 +216,16 @@ class Scheduler:
         flight = Flight(self._step, now, len(self.pool.layout.blocks))
         self._step += 1
         self._admission.begin_step()
-        self._is_short, self._ends = False, None
+        self._num_short, self._ends = 0, None
         others = flight.add_decodes(self._running)
         catching_up = self._extend(flight, others) if others else []
         budget = self._prefill_budget(flight, catching_up, now)
-        is_full = self._is_short or not budget
+        is_full = self._num_short or not budget
         if self._head_precedes(self._running if is_full else catching_up):
             budget -= self._admit_head(flight, max(1, budget))  # without budget: in another's place
         if catching_up:
             budget = self._catch_up(flight, catching_up, budget)
-        if not self._is_short:
+        if not self._num_short:
             self._short_since = None
             self._admit(flight, budget)
         plan = flight.plan
@@ -357,7 +358,7 @@ class Scheduler:
         while (pages := self.cache.grow(seq, end)) is None:
             if self._short_since is None:
                 self._short_since = self._step
-            self._is_short = True
+            self._num_short += 1
             victim, first = self._ends_of_order()
             if seq is not first and self._has_patience(victim):
                 return None
@@ -368,11 +369,13 @@ class Scheduler:
         return pages
 
     def _has_patience(self, victim: Sequence) -> bool:
-        """Whether those short of pages may wait some more. Not while the victim computes its
-        prompt: such steps are long, and nobody hears it stop."""
+        """Whether those short of pages may wait some more. Not if they are many, nor while the
+        victim computes its prompt: such steps are long, and nobody hears it stop."""
         assert self._short_since is not None
-        short_for = self._step - self._short_since
-        return short_for < self._preemption.patience and victim.scheduled + 1 >= victim.total
+        if self._step - self._short_since >= self._preemption.patience:
+            return False
+        few = max(1, len(self._running) // FEW)
+        return self._num_short <= few and victim.scheduled + 1 >= victim.total
 
     def _ends_of_order(self) -> tuple[Sequence, Sequence]:
         """The next victim, and the one that must advance whatever happens; found once a plan,

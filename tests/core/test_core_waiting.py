@@ -97,7 +97,7 @@ def test_ageing_bounds_how_long_anybody_is_overtaken(
         priorities.append(priority)
         loop.submit(numbered(number, max_tokens=30, priority=priority))
     loop.run()
-    order = [int(name) for name in joins_of(loop)]
+    order = [int(name) for name in dict.fromkeys(joins_of(loop))]  # of first admissions
     for index, later in enumerate(order):
         for earlier in order[index + 1 :]:
             if arrived[later] > arrived[earlier]:
