@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from operator import attrgetter
 
 from octavo.core.admission import Admission, PoolState
@@ -19,12 +19,14 @@ from octavo.core.flight import Flight
 from octavo.core.forecast import Forecast
 from octavo.core.histogram import LATENCY_BOUNDS, Histogram
 from octavo.core.kvcache import KVCache, Quote
+from octavo.core.news import add_logprobs
 from octavo.core.pacing import PrefillPace
 from octavo.core.pages import PagePool
 from octavo.core.plan import AbortReason, Delta, FinishReason, StepOutput, StepPlan, StepResult
 from octavo.core.preemption import Preemption, newest
 from octavo.core.request import Request
 from octavo.core.sequence import GONE, Sequence
+from octavo.core.stats import SchedulerStats
 from octavo.core.waiting import Fcfs, Policy
 
 RETRY_STEPS = 8  # a head of the queue that was refused is looked at again after so many steps
@@ -32,35 +34,6 @@ FEW = 4  # one in so many may wait for a page
 PRESSURE_STEPS = 64  # after a refusal, the pool counts as full
 MAX_LIVES = 20  # a sequence in its last one gives way to nobody that waits
 _by_key = attrgetter("key")
-
-
-@dataclass(slots=True)
-class SchedulerStats:
-    """Gauges of this moment, and counters that only ever grow."""
-
-    waiting: int = 0  # parked ones among them
-    swapped: int = 0  # parked on the host
-    running: int = 0
-    pages_total: int = 0
-    pages_free: int = 0
-    pages_cached: int = 0
-    pages_referenced: int = 0
-    host_pages_total: int = 0
-    host_pages_free: int = 0
-    prefix_query_tokens: int = 0  # tokens of admitted requests that asked the prefix cache
-    prefix_hit_tokens: int = 0
-    preemptions: int = 0
-    preemptions_recompute: int = 0
-    preemptions_swap: int = 0
-    preemption_reasons: dict[str, int] = field(default_factory=dict)
-    computed_tokens: int = 0
-    recomputed_tokens: int = 0  # computed before, and lost to a preemption
-    prompt_tokens: int = 0  # of admitted requests, each counted once
-    generation_tokens: int = 0  # accepted
-    finished: dict[str, int] = field(default_factory=dict)  # by finish reason
-    timeouts: dict[str, int] = field(default_factory=dict)  # by limit
-    queue_times: list[int] = field(default_factory=list)  # admissions, by ``LATENCY_BOUNDS``
-    queue_time_sum: float = 0.0  # seconds from arrival to admission
 
 
 class Scheduler:
@@ -266,7 +239,7 @@ class Scheduler:
         self._stats.generation_tokens += len(ids) + sum([len(delta.ids) for delta in deltas])
         output = StepOutput(ids, tokens, deltas)
         if result.logprobs or result.prompt_logprobs:
-            self._add_logprobs(flight, result, output)
+            add_logprobs(flight, result, output)
         self._observe(flight, now)
         self._sweep()
         self._deadlines.prune(self._live)
@@ -535,30 +508,6 @@ class Scheduler:
             if seq.slot >= 0:
                 self._policy.charge(seq.request, inputs, reached - first - inputs)
 
-    def _add_logprobs(self, flight: Flight, result: StepResult, output: StepOutput) -> None:
-        """Requests with log-probabilities are told by a delta, whatever else they have to say."""
-        by_slot = dict(zip(flight.plan.slots, flight.seqs, strict=True))
-        by_id = {delta.id: delta for delta in output.deltas}
-        wanted = {by_slot[slot].id for slot in result.logprobs}
-        wanted |= {by_slot[part.slot].id for part in result.prompt_logprobs}
-        for request_id, token in _take_out(output, wanted):
-            by_id[request_id] = Delta(request_id, [token])
-            output.deltas.append(by_id[request_id])
-        for slot, logprobs in result.logprobs.items():
-            delta = by_id.get(by_slot[slot].id)
-            if delta is not None:
-                delta.logprobs = logprobs
-        for part in result.prompt_logprobs:
-            seq = by_slot[part.slot]
-            entries = part.entries[max(0, seq.next_prompt_logprob - part.start) :]
-            if not entries or (seq.slot < 0 and seq.id not in by_id):
-                continue
-            if seq.id not in by_id:
-                by_id[seq.id] = seq.delta([])
-                output.deltas.append(by_id[seq.id])
-            by_id[seq.id].prompt_logprobs.extend(entries)
-            seq.next_prompt_logprob += len(entries)
-
     # ---- ends
 
     def _end(
@@ -639,11 +588,3 @@ class Scheduler:
         if parent.published is None:
             return False
         return parent.published < parent.shareable_pages(self.cache.page_size)
-
-
-def _take_out(output: StepOutput, wanted: set[str]) -> list[tuple[str, int]]:
-    """Remove the rows of these requests from the columns, and return them."""
-    rows = list(zip(output.request_ids, output.tokens, strict=True))
-    output.request_ids = [name for name, _ in rows if name not in wanted]
-    output.tokens = [token for name, token in rows if name not in wanted]
-    return [row for row in rows if row[0] in wanted]

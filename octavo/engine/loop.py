@@ -14,7 +14,8 @@ from typing import TypeVar
 from octavo.core.errors import CallerError
 from octavo.core.plan import AbortReason, Delta, StepOutput
 from octavo.core.request import Request
-from octavo.core.scheduler import Scheduler, SchedulerStats
+from octavo.core.scheduler import Scheduler
+from octavo.core.stats import SchedulerStats
 from octavo.distributed.executor import Executor
 from octavo.engine.record import Recorder
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 
-from octavo.core.scheduler import SchedulerStats
+from octavo.core.stats import SchedulerStats
 
 log = logging.getLogger("octavo.engine")
 

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from octavo.core.scheduler import SchedulerStats
+from octavo.core.stats import SchedulerStats
 from octavo.engine.status import StatusLog
 
 BEFORE = SchedulerStats(prompt_tokens=100, generation_tokens=50, preemptions=3, pages_total=200)

@@ -22,8 +22,9 @@ from octavo.core.pages import PagePool
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.preemption import Preemption, PreemptionMode
 from octavo.core.request import Request, Sampling
-from octavo.core.scheduler import Scheduler, SchedulerStats
+from octavo.core.scheduler import Scheduler
 from octavo.core.spec import LayerSpec, ModelSpec
+from octavo.core.stats import SchedulerStats
 from octavo.distributed.executor import LocalExecutor
 from octavo.engine.loop import EngineLoop
 from octavo.ops import fp8

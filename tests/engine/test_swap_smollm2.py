@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from octavo import LLM, SamplingParams
-from octavo.core.scheduler import SchedulerStats
+from octavo.core.stats import SchedulerStats
 from octavo.engine.outputs import CompletionOutput
 from tests.fakes.loop import AdmitAll
 
