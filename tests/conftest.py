@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import os
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 import octavo.engine  # noqa: F401  (before torch: it bounds how long OpenMP threads spin)
+from octavo.core.scheduler import Scheduler
 
 # Triton decides while it is imported whether kernels are interpreted.
 if not Path("/dev/nvidiactl").exists():
@@ -17,6 +21,22 @@ if not Path("/dev/nvidiactl").exists():
 # The same examples in every run, so that a red run means a change; no test fails for being slow.
 settings.register_profile("octavo", deadline=None, derandomize=True)
 settings.load_profile("octavo")
+
+
+@pytest.fixture(autouse=True)
+def _audit_schedulers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """After each test, pages, host pages and slots of every scheduler it made must add up."""
+    made: list[weakref.ref[Scheduler]] = []
+    init = Scheduler.__init__
+
+    def counted(self: Scheduler, **options: Any) -> None:
+        init(self, **options)
+        made.append(weakref.ref(self))
+
+    monkeypatch.setattr(Scheduler, "__init__", counted)
+    yield
+    for scheduler in filter(None, (ref() for ref in made)):
+        scheduler.audit()
 
 
 @pytest.fixture

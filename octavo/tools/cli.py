@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -33,6 +34,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(error, FAILURE)
     except KeyboardInterrupt:
         return INTERRUPTED
+    except BrokenPipeError:  # octavo … | head: who reads has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _run(argv: list[str]) -> int:
