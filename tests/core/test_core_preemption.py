@@ -9,6 +9,7 @@ from octavo.core.preemption import Preemption, newest
 from octavo.core.request import Request, Sampling
 from octavo.core.sequence import Sequence
 from octavo.core.steptime import StepTimeFit
+from tests.fakes.loop import AdmitAll, SchedulerLoop, make_loop, request
 
 TOKEN_SECONDS = 1e-3
 NUM_TOKENS = 40
@@ -64,3 +65,33 @@ def test_groups_that_grow_are_those_without_a_window() -> None:
     state = BlockSpec(kind="state", bytes_per_sequence=8)
     for blocks, growing in (((full,), 1), ((full, sliding, full, state), 2), ((sliding,), 0)):
         assert CacheLayout(blocks, 4).num_growing == growing
+
+
+def pressed(patience: int, *outputs: int) -> SchedulerLoop:
+    """Requests of 7 tokens in pages of 4, and one page more than they hold at first."""
+    loop = make_loop(
+        pages=2 * len(outputs) + 1,
+        admission=AdmitAll(),
+        preemption=Preemption(patience=patience),
+        prefix_caching=False,
+    )
+    loop.submit(*(request(str(index), 7, count) for index, count in enumerate(outputs)))
+    loop.run()
+    return loop
+
+
+def test_one_that_is_short_of_a_page_waits_for_another_to_end() -> None:
+    assert pressed(0, 4, 4).scheduler.stats().preemptions == 1
+    assert pressed(4, 4, 4).scheduler.stats().preemptions == 0
+
+
+def test_nobody_waits_longer_than_patience_lasts() -> None:
+    loop = pressed(4, 9, 9)
+    assert loop.scheduler.stats().preemptions == 1
+    both = [len(plan.slots) for plan in loop.history[:9]]
+    assert both == [2, 2, 1, 1, 1, 1, 1, 1, 1]  # short from the third step on; gone at the seventh
+    assert loop.history[6].leaves == [1]
+
+
+def test_many_that_are_short_do_not_wait() -> None:
+    assert pressed(4, 4, 4, 4).scheduler.stats().preemptions >= 1
