@@ -136,6 +136,7 @@ def test_the_reason_of_an_abort_reaches_the_counters(worker: FakeWorker) -> None
     assert told.stats()["finished"] == {"stop": 1, "abort": 1}
 
 
+@pytest.mark.breaks_audit
 def test_a_failed_audit_is_told_once_and_no_end(
     worker: FakeWorker, caplog: pytest.LogCaptureFixture
 ) -> None:
