@@ -117,7 +117,7 @@ def test_a_target_for_the_first_token_lets_prompts_hurry_under_pressure() -> Non
 
     assert prompt_tokens_while_others_wait() == 16
     assert prompt_tokens_while_others_wait(target_ttft_ms=1e6) == 16
-    assert prompt_tokens_while_others_wait(target_ttft_ms=1) == 32
+    assert prompt_tokens_while_others_wait(target_ttft_ms=2500) == 32  # the loop: a second a step
 
 
 @pytest.mark.parametrize(
