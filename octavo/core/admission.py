@@ -40,6 +40,9 @@ class Admission(Protocol):
     def preempted(self, seq: Sequence) -> None:
         """A sequence is about to lose its pages to another one that runs."""
 
+    def reset(self) -> None:
+        """Nothing runs any more, whatever was told before. What was learnt is kept."""
+
 
 class AdmitWhatFits:
     """Keeps ``watermark`` of the pool free, and looks no further: what Octavo is compared with."""
@@ -65,3 +68,6 @@ class AdmitWhatFits:
         self._num_running -= 1
 
     def preempted(self, seq: Sequence) -> None: ...
+
+    def reset(self) -> None:
+        self._num_running = 0

@@ -69,10 +69,11 @@ class Flight:
             plan.page_counts[group].append(len(pages))
             plan.pages[group].extend(pages)
 
-    def take_out(self, seq: Sequence) -> None:
-        """Undo the row of a sequence that must go, if it has one: nothing of it was computed."""
+    def take_out(self, seq: Sequence) -> bool:
+        """Undo the row of a sequence that must go, if it has one: nothing of it was computed.
+        False if with it goes its join, so that no worker will have heard of it."""
         if seq not in self.seqs:
-            return
+            return True
         plan, row = self.plan, self.seqs.index(seq)
         seq.scheduled = plan.starts[row]
         seq.total -= plan.samples[row]
@@ -81,6 +82,9 @@ class Flight:
             del pages[first : first + counts[row]], counts[row]
         del self.seqs[row]
         del plan.slots[row], plan.starts[row], plan.counts[row], plan.samples[row]
+        num_joins = len(plan.joins)
+        plan.joins = [join for join in plan.joins if join.slot != seq.slot]
+        return len(plan.joins) == num_joins
 
     def size(self) -> tuple[int, int, int]:
         """Prefill tokens, rows of one token, and tokens whose keys and values are read."""

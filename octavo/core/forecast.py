@@ -46,19 +46,25 @@ class Forecast:
         self._growing = growing
         self._lengths = LengthEstimate(max_len // page_size + 2 + int(HORIZONS[-1]))
         self._caution = FIRST_CAUTION
+        self._mean_tokens = 256.0  # of a request, prompt included
         self._step = 0
+        self.reset()
+
+    def reset(self) -> None:
         # One entry a slot; own pages are those that leave with the sequence.
         self._age: list[int] = []
         self._own: list[int] = []
         self._left: list[int] = []
         self._active: list[bool] = []
         self._num_active = 0
-        self._mean_tokens = 256.0  # of a request, prompt included
+        self._sum_own = 0
         self._fresh_until = -1
         self._mean = self._variance = np.zeros(len(HORIZONS))
         self._rows: dict[int, tuple[Vector, Vector]] = {}  # of slots that joined since
         self._means = self._variances = np.zeros((0, len(HORIZONS)))
         self._survival = np.ones(1)
+        self._quoted_for: tuple[int, int, int] | None = None  # whose row is kept for joined()
+        self._quoted = self._mean, self._variance
 
     def begin_step(self) -> None:
         self._step += 1
@@ -69,8 +75,10 @@ class Forecast:
             return False
         if self._step >= self._fresh_until:
             self._renew()
-        mean, variance = self._row(*self._outlook(seq, claims))
-        shared = max(0, pool.held - sum(self._own))
+        outlook = self._outlook(seq, claims)
+        mean, variance = self._quoted = self._row(*outlook)
+        self._quoted_for = outlook
+        shared = max(0, pool.held - self._sum_own)
         projected = self._mean + mean + self._caution * np.sqrt(self._variance + variance)
         return bool(projected.max() + shared <= usable)
 
@@ -82,11 +90,13 @@ class Forecast:
             self._active.append(False)
         outlook = self._outlook(seq, claims)
         self._age[slot], self._own[slot], self._left[slot] = outlook
+        self._sum_own += claims
         self._active[slot] = True
         self._num_active += 1
         if seq.lives == 1:
             self._lengths.entered(outlook[0])
-        mean, variance = self._rows[slot] = self._row(*outlook)
+        row = self._quoted if outlook == self._quoted_for else self._row(*outlook)
+        mean, variance = self._rows[slot] = row
         self._mean = self._mean + mean
         self._variance = self._variance + variance
 
@@ -95,6 +105,7 @@ class Forecast:
         if age > self._age[slot]:
             self._enter(slot, age)
             self._own[slot] += self._growing
+            self._sum_own += self._growing
             self._left[slot] -= 1
 
     def left(self, seq: Sequence, ended: bool) -> None:
@@ -108,6 +119,7 @@ class Forecast:
         self._caution = max(MIN_CAUTION, self._caution - less)
         self._num_active -= 1
         self._active[slot] = False
+        self._sum_own -= self._own[slot]
         self._own[slot] = 0
         mean, variance = self._rows.pop(slot, None) or (self._means[slot], self._variances[slot])
         self._mean = self._mean - mean
@@ -135,6 +147,7 @@ class Forecast:
     def _renew(self) -> None:
         """The outlook of all running sequences, as of now."""
         self._lengths.refresh()
+        self._quoted_for = None
         self._fresh_until = self._step + FRESH_STEPS
         age, own, left = (np.array(c, int) for c in (self._age, self._own, self._left))
         oldest = int(age.max(initial=0))

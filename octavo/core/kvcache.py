@@ -78,13 +78,14 @@ class KVCache:
         self._paged = [g for g, block in enumerate(layout.blocks) if block.kind == "paged"]
         self._outs: dict[int, int] = {}  # host page -> page
         self._ins: list[tuple[int, int]] = []  # (host page, page)
+        self._emptied: list[int] = []  # host pages of ``_ins``: free once a plan has them
 
     def reset(self) -> None:
         """Nobody holds anything and nothing is cached, whatever state a torn step has left."""
         layout = self.pool.layout
         self.pool = PagePool(self.pool.num_pages, layout.page_size, layout.blocks)
         self.host = HostPool(self.host.num_pages)
-        self._outs, self._ins, self.promised = {}, [], 0
+        self._outs, self._ins, self._emptied, self.promised = {}, [], [], 0
 
     @property
     def num_held(self) -> int:
@@ -253,6 +254,8 @@ class KVCache:
         if self._ins:
             plan.swap_in_hosts, plan.swap_in_pages = map(list, zip(*self._ins, strict=True))
             self._ins = []
+            self.host.give(self._emptied)
+            self._emptied = []
 
     # ---- audit
 
@@ -260,7 +263,7 @@ class KVCache:
         """Recount pages and host pages. Raises :class:`AuditError`."""
         running = list(running)
         self.pool.audit(table for seq in running for table in seq.tables)
-        self.host.audit(table for seq in waiting for table in seq.parked)
+        self.host.audit([self._emptied, *(table for seq in waiting for table in seq.parked)])
         for seq in running:
             for group, window in self.windows:
                 seen = max(0, seq.scheduled + 1 - window) // self.page_size

@@ -30,7 +30,6 @@ from octavo.core.stats import SchedulerStats
 from octavo.core.waiting import Fcfs, Policy
 
 RETRY_STEPS = 8  # a head of the queue that was refused is looked at again after so many steps
-FEW = 4  # one in so many may wait for a page
 PRESSURE_STEPS = 64  # after a refusal, the pool counts as full
 MAX_LIVES = 20  # a sequence in its last one gives way to nobody that waits
 _by_key = attrgetter("key")
@@ -170,8 +169,7 @@ class Scheduler:
         """
         counts = self._stats.finished
         counts["error"] = counts.get("error", 0) + len(self._live)
-        for seq in self._running:
-            self._admission.left(seq, ended=False)
+        self._admission.reset()
         self.cache.reset()
         self._policy.clear()
         self._clear()
@@ -206,6 +204,8 @@ class Scheduler:
             plan.leaves, self._leaves = self._leaves, []
             self.cache.take_swaps(plan)
             self._flights.append(flight)
+        else:
+            self._step -= 1  # nothing will be executed under that number
         return plan
 
     def apply(self, result: StepResult, now: float) -> StepOutput:
@@ -307,9 +307,14 @@ class Scheduler:
             count = min(budget, seq.total - seq.scheduled, self._longest_slice)
             pages = self._grow(flight, seq, seq.scheduled + count, "prefill")
             if pages is not None:
-                flight.add(seq, count, pages)
+                self._add_slice(flight, seq, count, pages)
                 budget -= count
         return budget
+
+    def _add_slice(self, flight: Flight, seq: Sequence, count: int, pages: list[list[int]]) -> None:
+        start = seq.scheduled
+        self._stats.recomputed_tokens += max(0, min(start + count, seq.reached) - start)
+        flight.add(seq, count, pages)
 
     def _prefill_budget(self, flight: Flight, catching_up: list[Sequence], now: float) -> int:
         """Tokens that prompts may take of this step."""
@@ -318,7 +323,7 @@ class Scheduler:
         oldest = catching_up[0] if catching_up else self._policy.head()
         if oldest is None:
             return budget
-        pressed = self._step < self._pressed_until
+        pressed = self._step < self._pressed_until and self._policy.head() is not None
         if pressed and catching_up:  # until all have caught up, nobody else is looked at
             self._pressed_until = self._step + PRESSURE_STEPS
         context = sum(flight.plan.starts) + oldest.scheduled  # a slice reads its own prompt too
@@ -328,33 +333,40 @@ class Scheduler:
         """Pages up to ``end`` tokens, preempting from the end of the order until there is room;
         None if that was ``seq`` itself, or if it had better wait a few steps for somebody to end.
         Alone, a sequence always fits: see ``max_len``."""
-        while (pages := self.cache.grow(seq, end)) is None:
-            if self._short_since is None:
-                self._short_since = self._step
-            self._num_short += 1
+        if (pages := self.cache.grow(seq, end)) is not None:
+            return pages
+        self._num_short += 1
+        if self._short_since is None:
+            self._short_since = self._step
+        while pages is None:
             victim, first = self._ends_of_order()
             if seq is not first and self._has_patience(victim):
                 return None
+            if victim is first and self._flights:
+                return None  # what is under way for it will give pages back
             self._short_since = None
             self._preempt(flight, victim, reason)
             if victim is seq:
                 return None
+            pages = self.cache.grow(seq, end)
         return pages
 
     def _has_patience(self, victim: Sequence) -> bool:
-        """Whether those short of pages may wait some more. Not if they are many, nor while the
-        victim computes its prompt: such steps are long, and nobody hears it stop."""
-        assert self._short_since is not None
-        if self._step - self._short_since >= self._preemption.patience:
+        """Whether those short of pages may wait some more. Not while the victim computes its
+        prompt: such steps are long, and nobody hears it stop."""
+        if self._short_since is None:
             return False
-        few = max(1, len(self._running) // FEW)
-        return self._num_short <= few and victim.scheduled + 1 >= victim.total
+        short_for = self._step - self._short_since
+        return short_for < self._preemption.patience and victim.scheduled + 1 >= victim.total
 
     def _ends_of_order(self) -> tuple[Sequence, Sequence]:
         """The next victim, and the one that must advance whatever happens; found once a plan,
-        unless somebody joins or leaves."""
+        unless somebody joins or leaves. Who was preempted often enough is spared, if possible."""
         if self._ends is None:
-            self._ends = self._choose(self._running), min(self._running, key=_by_key)
+            first = min(self._running, key=_by_key)
+            others = [seq for seq in self._running if seq is not first] or self._running
+            weak = [seq for seq in others if seq.lives < MAX_LIVES]
+            self._ends = self._choose(weak or others), first
         return self._ends
 
     def _head_precedes(self, rivals: list[Sequence]) -> bool:
@@ -367,14 +379,20 @@ class Scheduler:
 
     def _preempt(self, flight: Flight, seq: Sequence, reason: str) -> None:
         """Take slot and pages; the request waits again, ahead of those that came after it."""
-        flight.take_out(seq)
+        had_joined = flight.take_out(seq)
         seq.take_news()
         if reason != "priority":
             self._admission.preempted(seq)
         heir = seq.successor()
         self._live[seq.id] = heir
-        swap = self._preemption.swaps(seq, self.pace.step_time) and self.cache.park(seq, heir)
+        swap = (
+            had_joined  # else what it had on the host is not back yet
+            and self._preemption.swaps(seq, self.pace.step_time)
+            and self.cache.park(seq, heir)
+        )
         self._vacate(seq)
+        if not had_joined:
+            self._leaves.pop()  # nobody was told that it came
         self._sweep()
         self._policy.push(heir)
         self._pressed_until = self._step + PRESSURE_STEPS
@@ -407,27 +425,39 @@ class Scheduler:
         self._enter(seq, quote, flight.planned)
         self._release_served_children(seq)
         flight.plan.joins.append(seq.join())
-        flight.add(seq, quote.end - quote.start, seq.tables)
+        self._add_slice(flight, seq, quote.end - quote.start, seq.tables)
         return quote.end - quote.start
 
     def _make_room(self, flight: Flight, seq: Sequence, quote: Quote) -> bool:
         """Whether ``seq`` may join and has its pages now, taking those of sequences that it
         comes before if the policy wants that."""
         while not (self._free_slots and self._may_join(seq, quote)):
-            if not self._running:
-                return False
-            if not (self._policy.preempts or self._precedes(seq, self._running)):
+            if not self._displaces(seq):
                 return False
             victim, _ = self._ends_of_order()
-            if victim.key <= seq.key or victim.lives >= MAX_LIVES:
-                return False
             self._preempt(flight, victim, "priority")
         return True
 
+    def _displaces(self, seq: Sequence) -> bool:
+        """Whether ``seq`` may take the place of the next victim."""
+        if not self._running:
+            return False
+        victim, _ = self._ends_of_order()
+        may = self._policy.preempts or self._precedes(seq, self._running)
+        return may and victim.key > seq.key and victim.lives < MAX_LIVES
+
     def _may_join(self, seq: Sequence, quote: Quote) -> bool:
-        if self._running and not self._precedes(seq, self._running):
+        """Whether ``seq`` has joined as far as its pages go. Who may displace others needs no
+        forecast, but pages for all its known tokens: it would take them from others anyway."""
+        if self._running:
             state = PoolState(self.pool.num_usable, self.cache.num_held)
-            if not self._admission.admits(seq, quote.claims + quote.promised, state):
+            claims = quote.claims + quote.promised
+            if self._displaces(seq):
+                if state.held + claims > state.usable:
+                    return False
+            elif not (
+                self._precedes(seq, self._running) or self._admission.admits(seq, claims, state)
+            ):
                 return False
         return self.cache.begin(seq, quote)
 
@@ -437,10 +467,9 @@ class Scheduler:
         self._running.append(seq)
         self._ends = None
         self._admission.joined(seq, quote.claims + quote.promised)
-        stats = self._stats
-        stats.recomputed_tokens += max(0, seq.reached - seq.scheduled)
         if seq.lives > 1:
             return
+        stats = self._stats
         seq.charged = min(seq.scheduled, seq.prompt_len)  # what is cached costs nothing …
         self._charge(seq, seq.prompt_len)  # … and the rest is paid at once: later is too late
         self._queue_times.observe(now - seq.arrival)
