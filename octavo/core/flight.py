@@ -86,13 +86,6 @@ class Flight:
         plan.joins = [join for join in plan.joins if join.slot != seq.slot]
         return len(plan.joins) == num_joins
 
-    def size(self) -> tuple[int, int, int]:
-        """Prefill tokens, rows of one token, and tokens whose keys and values are read."""
-        counts = self.plan.counts
-        num_tokens = sum(counts)
-        rows = len(counts) if num_tokens == len(counts) else counts.count(1)
-        return num_tokens - rows, rows, sum(self.plan.starts) + num_tokens
-
     def unsampled(self) -> list[tuple[Sequence, int]]:
         """Sequences of the rows that sample nothing, and where their slices end."""
         plan = self.plan

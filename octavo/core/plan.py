@@ -73,6 +73,14 @@ class StepPlan:
         """Nothing to compute (leaves may still be waiting to be told)."""
         return not self.slots
 
+    def size(self) -> tuple[int, int, int]:
+        """Prefill tokens, rows of one token, and tokens whose keys and values are read: what a
+        :class:`~octavo.core.steptime.StepTime` prices. A prompt's slice of one token is a row."""
+        counts = self.counts
+        num_tokens = sum(counts)
+        rows = len(counts) if num_tokens == len(counts) else counts.count(1)
+        return num_tokens - rows, rows, sum(self.starts) + num_tokens
+
 
 @dataclass(slots=True)
 class TokenLogprobs:

@@ -492,7 +492,7 @@ class Scheduler:
 
     def _observe(self, flight: Flight, now: float) -> None:
         """What the step has computed, and how long it took."""
-        prefill, rows, context = flight.size()
+        prefill, rows, context = flight.plan.size()
         self._stats.computed_tokens += prefill + rows
         self.pace.observe(prefill, rows, context, now - max(flight.planned, self._applied))
         self._applied = now

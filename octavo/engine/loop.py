@@ -57,7 +57,7 @@ class EngineLoop:
     def abort(self, request_id: str, now: float, reason: AbortReason = "abort") -> Delta | None:
         delta = self._whole(partial(self.scheduler.abort, request_id, now, reason=reason))
         if self._recorder is not None and delta is not None:
-            self._recorder.applied(StepOutput(deltas=[delta]), now)
+            self._recorder.told([delta], now)
         return delta
 
     def step(self, now: float) -> StepOutput:
@@ -95,6 +95,8 @@ class EngineLoop:
 
     def _step(self, now: float) -> StepOutput:
         late = self.scheduler.expire(now)
+        if self._recorder is not None and late:
+            self._recorder.told(late, now)
         while self._under_way < self.executor.depth:
             plan = self.scheduler.plan(now)
             if plan.is_empty:
@@ -109,7 +111,7 @@ class EngineLoop:
             self._under_way -= 1
             now = self._clock()
             output = self.scheduler.apply(result, now)
+            if self._recorder is not None:
+                self._recorder.applied(output, now)
         output.deltas += late
-        if self._recorder is not None:
-            self._recorder.applied(output, now)
         return output

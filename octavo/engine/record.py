@@ -1,15 +1,18 @@
 """Recording (``--trace-file``): what an engine was asked for, and what each step took.
 
-One JSON object a line: lengths and times only, never ids or text; tenants are numbered as they
-come. ``octavo simulate`` reads it.
+One JSON object a line: lengths and times only, never ids or text; a tenant is a number that means
+nothing elsewhere. ``octavo simulate`` reads it.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import secrets
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
+from hashlib import blake2b
 from pathlib import Path
 from types import NoneType
 from typing import Any
@@ -40,8 +43,9 @@ class Start:
 
 @dataclass
 class Step:
-    """``seconds`` are those from ``start`` to the next step, or to the step's end if no request was
-    left; so they count all that the engine's thread did. See :mod:`octavo.core.steptime`."""
+    """``start`` is when the step before was over or, if no request was left then, when this one was
+    planned; ``seconds`` later this one was over. So they count all that the engine's thread did,
+    and steps that were under way together share no time. See :mod:`octavo.core.steptime`."""
 
     start: float
     seconds: float
@@ -120,8 +124,9 @@ class Recorder:
             raise StartupError(f"--trace-file: cannot write {path}: {error.strerror}.") from None
         self._origin = now
         self._live: dict[str, Ended] = {}
-        self._tenants: dict[str, int] = {}
-        self._step: Step | None = None  # the latest one, whose end is not known yet
+        self._salt = secrets.token_bytes(16)
+        self._open: deque[Step] = deque()  # planned and not over, oldest first
+        self._over: float | None = None  # when the latest step was, if requests were left then
         self._closed = False
 
     def submitted(self, request: Request, delta: Delta | None, now: float) -> None:
@@ -133,39 +138,44 @@ class Recorder:
             output=len(request.generated),
             max_tokens=request.max_tokens,
             finish="",
-            tenant=self._tenants.setdefault(request.tenant, len(self._tenants)),
+            tenant=self._number(request.tenant),
             priority=request.priority,
             first=None,
             end=0.0,
         )
         if delta is not None:
-            self.applied(StepOutput(deltas=[delta]), now)
+            self.told([delta], now)
 
     def planned(self, plan: StepPlan, now: float) -> None:
-        """A step starts."""
-        self._close_step(now)
-        num_tokens, num_rows = sum(plan.counts), len(plan.counts)
-        decodes = num_rows if num_tokens == num_rows else plan.counts.count(1)
-        context = sum(plan.starts) + num_tokens
-        start = now - self._origin
-        self._step = Step(start, 0.0, num_tokens - decodes, decodes, context)
+        """A step starts, perhaps while others are under way."""
+        self._open.append(Step(now - self._origin, 0.0, *plan.size()))
 
     def applied(self, output: StepOutput, now: float) -> None:
-        """The news of a step, or of requests that ended outside one."""
-        live, since = self._live, now - self._origin
+        """The oldest step under way is over; its news."""
+        step, since = self._open.popleft(), now - self._origin
+        if self._over is not None:
+            step.start = self._over
+        step.seconds = since - step.start
+        self._over = since
+        self._write(to_line(step))
         for request_id in output.request_ids:
-            if (entry := live.get(request_id)) is not None:
+            if (entry := self._live.get(request_id)) is not None:
                 entry.output += 1
-        for delta in output.deltas:
-            self._take(delta, since)
-        if not live:
-            self._close_step(now)
+        self.told(output.deltas, now)
+
+    def told(self, deltas: list[Delta], now: float) -> None:
+        """News of requests, in or outside of a step."""
+        for delta in deltas:
+            self._take(delta, now - self._origin)
+        if not self._live and not self._open:
+            self._over = None
             self.flush()
 
     def forget_all(self) -> None:
-        """Requests and the step under way came to nothing: nobody will hear of them."""
+        """Requests and the steps under way came to nothing: nobody will hear of them."""
         self._live.clear()
-        self._step = None
+        self._open.clear()
+        self._over = None
 
     def flush(self) -> None:
         self._write(b"", flush=True)
@@ -188,11 +198,10 @@ class Recorder:
             del self._live[delta.id]
             self._write(to_line(entry))
 
-    def _close_step(self, now: float) -> None:
-        step, self._step = self._step, None
-        if step is not None:
-            step.seconds = now - self._origin - step.start
-            self._write(to_line(step))
+    def _number(self, tenant: str) -> int:
+        """Equal for equal tenants; nothing is kept for each, however many come."""
+        digest = blake2b(tenant.encode(), digest_size=6, key=self._salt).digest()
+        return int.from_bytes(digest)
 
     def _write(self, line: bytes, flush: bool = False) -> None:
         if self._closed:

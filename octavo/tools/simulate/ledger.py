@@ -91,17 +91,14 @@ class Ledger:
 
     def charge(self, plan: StepPlan) -> tuple[int, int, int]:
         """Prefill tokens, decode rows and context tokens of ``plan``, for a cost model."""
-        counts = plan.counts
-        num_tokens = sum(counts)
-        rows = len(counts) if num_tokens == len(counts) else counts.count(1)
-        context = sum(plan.starts) + num_tokens
+        prefill, rows, context = size = plan.size()
         columns = self._columns
-        columns.prefill_tokens.append(num_tokens - rows)
+        columns.prefill_tokens.append(prefill)
         columns.decode_rows.append(rows)
         columns.context_tokens.append(context)
         self._num_running += len(plan.joins) - len(plan.leaves)
         columns.running.append(self._num_running)
-        return num_tokens - rows, rows, context
+        return size
 
     def clock(self, start: float, seconds: float, referenced: int) -> None:
         columns = self._columns
