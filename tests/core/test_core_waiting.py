@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
+from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -11,7 +14,7 @@ from hypothesis import strategies as st
 
 from octavo.core.preemption import Preemption
 from octavo.core.request import Request
-from octavo.core.sequence import Sequence
+from octavo.core.sequence import GONE, Sequence
 from octavo.core.steptime import StepTimeFit
 from octavo.core.waiting import AgedPriority, FairShare, Fcfs, Policy
 from tests.fakes.loop import AdmitAll, SchedulerLoop, expected, ids_of, make_loop, request
@@ -211,6 +214,155 @@ def test_a_pause_saves_nothing_up() -> None:
     first = order.index("10")
     tenants = ["b" if len(name) == 2 else "a" for name in order[first:]]
     assert tenants[:6] in (list("bababa"), list("bbabab"))
+
+
+def test_little_at_a_time_saves_nothing_up() -> None:
+    """One answer that takes long costs its tenant little, and buys no precedence later."""
+    loop = make_loop(seqs=2, policy=FairShare())
+    loop.submit(numbered(50, max_tokens=100, tenant="b"))
+    loop.submit(*(numbered(i, tenant="a") for i in range(40)))
+    for _ in range(90):
+        loop.step()
+    before = len(joins_of(loop))
+    loop.submit(*(numbered(i, tenant="b") for i in range(60, 66)))
+    loop.run()
+    next_ones = ["a" if int(name) < 50 else "b" for name in joins_of(loop)[before : before + 8]]
+    assert 3 <= next_ones.count("b") <= 5
+
+
+def test_the_tenant_that_was_served_most_gives_pages_up() -> None:
+    """Its newest request goes, though those of others came later."""
+    victims, policy = Victims(), FairShare()
+    loop = make_loop(
+        pages=10, policy=policy, admission=AdmitAll(), preemption=victims, choose=policy.victim
+    )
+    tenants = "aaab"
+    requests = [numbered(i, 7, 12, tenant=tenant) for i, tenant in enumerate(tenants)]
+    loop.submit(*requests)
+    assert ids_of(loop.run()) == {r.id: expected(r) for r in requests}
+    assert victims.names[0] == "2"
+
+
+def waiting(number: int, tenant: str, priority: int = 0) -> Sequence:
+    one = numbered(number, tenant=tenant, priority=priority)
+    return Sequence(one, (60.0 * priority, number), 99)
+
+
+calls = st.lists(
+    st.tuples(
+        st.sampled_from(["arrive", "start", "abort", "charge", "end", "preempt"]),
+        st.integers(0, 9),  # tenant, or index of the sequence
+        st.integers(0, 9),  # priority, or tokens
+    ),
+    max_size=80,
+)
+
+
+@given(calls=calls)
+@settings(max_examples=200)
+def test_the_head_is_that_of_the_tenant_served_least(calls: list[tuple[str, int, int]]) -> None:
+    """As found by looking at all of them."""
+    policy = Ledger()
+    queue: list[Sequence] = []
+    running: list[Sequence] = []
+
+    def rank(seq: Sequence) -> tuple[float, tuple[float, int]]:
+        return policy._tenants[seq.request.tenant].served, seq.key
+
+    for number, (call, which, amount) in enumerate(calls):
+        if call == "arrive":
+            seq = waiting(number, str(which % 5), amount)
+            least = min((rank(one)[0] for one in queue), default=0.0)
+            queue.append(seq)
+            policy.arrived(seq.request)
+            policy.push(seq)
+            assert rank(seq)[0] >= least
+        elif call == "start" and (head := policy.head()):
+            policy.pop()
+            queue.remove(head)
+            running.append(head)
+        elif call == "abort" and queue:
+            seq = queue.pop(which % len(queue))
+            seq.slot = GONE
+            policy.left(seq.request)
+            policy.prune(len(queue))
+        elif call == "charge" and running:
+            policy.charge(running[which % len(running)].request, amount, amount)
+        elif call == "end" and running:
+            policy.left(running.pop(which % len(running)).request)
+        elif call == "preempt" and running:
+            heir = running.pop(which % len(running)).successor()
+            queue.append(heir)
+            policy.push(heir)
+        assert policy.head() is min(queue, key=rank, default=None)
+    for seq in (*queue, *running):
+        seq.slot = GONE
+        policy.left(seq.request)
+    assert not policy._tenants
+
+
+def instructions_of(work: Callable[[], None]) -> int:
+    count = 0
+
+    def tell(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal count
+        frame.f_trace_opcodes = True
+        count += event == "opcode"
+        return tell
+
+    before = sys.gettrace()
+    sys.settrace(tell)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+def test_what_a_call_costs_does_not_grow_with_the_tenants() -> None:
+    def costs(tenants: int) -> int:
+        policy = FairShare()
+        for number in range(tenants):
+            seq = waiting(number, str(number))
+            policy.arrived(seq.request)
+            policy.push(seq)
+
+        def work() -> None:
+            for seq in guests:
+                policy.arrived(seq.request)
+                policy.push(seq)
+            for _ in range(50):
+                head = policy.head()
+                assert head is not None
+                policy.pop()
+                policy.charge(head.request, 7, 1)
+                policy.left(head.request)
+            policy.prune(tenants)
+
+        guests = [waiting(10_000 + number, f"guest {number}") for number in range(50)]
+        return instructions_of(work)
+
+    assert costs(5000) <= 1.02 * costs(100)
+
+
+def test_entries_of_requests_that_are_gone_do_not_pile_up() -> None:
+    """The tenant that was served most never comes up, and is ever more urgent."""
+    policy = FairShare()
+    seqs = [waiting(0, "a"), waiting(1, "b"), waiting(2, "a")]
+    for seq in seqs:
+        policy.arrived(seq.request)
+        policy.push(seq)
+    policy.charge(seqs[0].request, 100, 0)
+    for number in range(1000):
+        seq = waiting(number + 3, "a", -number)
+        policy.arrived(seq.request)
+        policy.push(seq)
+        seq.slot = GONE
+        policy.left(seq.request)
+        policy.prune(3)
+    assert policy.head() is seqs[1]
+    assert len(policy._waiting) < 100
+    assert len(policy._tenants["a"].queue._heap) < 100
 
 
 def test_tenants_that_are_gone_are_forgotten() -> None:
