@@ -157,7 +157,9 @@ class FairShare:
 
     def __init__(self, ageing: float = 60.0) -> None:
         self._ageing = ageing
-        self.clear()
+        self._tenants: dict[str, _Tenant] = {}
+        self._known: list[tuple[float, str, _Tenant]] = []  # all of them, by service
+        self._waiting: list[tuple[_Rank, _Tenant]] = []  # keys differ: no tenants are compared
 
     def key(self, request: Request, now: float) -> float:
         return request.priority * self._ageing + now
@@ -214,9 +216,8 @@ class FairShare:
             heapq.heapify(self._waiting)
 
     def clear(self) -> None:
-        self._tenants: dict[str, _Tenant] = {}
-        self._known: list[tuple[float, str, _Tenant]] = []  # all of them, by service
-        self._waiting: list[tuple[_Rank, _Tenant]] = []  # keys differ: no tenants are compared
+        for entries in (self._tenants, self._known, self._waiting):
+            entries.clear()
 
     def _meet(self, name: str) -> _Tenant:
         tenant = self._tenants[name] = _Tenant(name)
