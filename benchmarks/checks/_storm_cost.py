@@ -1,7 +1,8 @@
 """What the scheduler costs on the host, in microseconds.
 
 Decoding: ``plan`` + ``apply`` while nothing starts or ends, with 256 and 1,024 requests running,
-nobody or 10,000 waiting, contexts short or of 8k tokens. A round is as many steps as two pages
+nobody or 10,000 waiting, contexts short or of 8k tokens; each request is of a tenant of its own,
+and each policy has its turn. A round is as many steps as two pages
 have tokens (the first ones find the cache as another case has left it); of the steps that fill the
 same pages the least of all rounds counts. Cases that are compared take turns, so that both see the
 same machine. Pages: what one costs when requests of 512 pages are admitted, published, released,
@@ -13,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 
 from benchmarks.check import Check
@@ -22,10 +23,12 @@ from octavo.core.plan import StepPlan, StepResult
 from octavo.core.prefix import prompt_hashes, root_hash
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
+from octavo.core.waiting import AgedPriority, FairShare, Fcfs
 
 PAGE_SIZE = 16
 ROUNDS = 20
 RUNNING = (256, 1024)
+POLICIES = {"fcfs": Fcfs, "priority": AgedPriority, "fair": FairShare}
 WAITING = 10_000
 SHORT, LONG = 512, 8192  # tokens of context (numbers up to 256 are free in CPython)
 GROWTH_PAGES = 128  # for each running request: more than it takes, so that all are admitted
@@ -40,16 +43,22 @@ MAX_PAGE_US = 2.0
 
 def lines(check: Check, rounds: int = ROUNDS) -> None:
     """Bounds are on ratios of costs and on what a page costs; steps themselves are noted."""
-    plain, waiting, long = (
-        {case.running: sum(cost) for case, cost in costs.items()}
-        for costs in _by_kind(decoding_costs(rounds), check)
-    )
-    few, many = RUNNING
-    check.line("step_1024_running_over_256", plain[many] / plain[few], "<=", MAX_GROWTH)
-    for running in RUNNING:
-        for name, costs in (("10000_waiting", waiting), ("8k_context", long)):
-            ratio = costs[running] / plain[running]
-            check.line(f"step_{running}_running_{name}_over_none", ratio, "<=", MAX_BESIDE)
+    costs = decoding_costs(rounds)
+    _note(costs, check)
+
+    def ratio(case: Case, plain: Case) -> float:
+        return sum(costs[case]) / sum(costs[plain])
+
+    few, many = (Case(running) for running in RUNNING)
+    check.line("step_1024_running_over_256", ratio(many, few), "<=", MAX_GROWTH)
+    for plain in (few, many):
+        name = f"step_{plain.running}_running"
+        for policy in POLICIES:
+            alone = replace(plain, policy=policy)
+            beside = ratio(replace(alone, waiting=WAITING), alone)
+            check.line(f"{name}_{policy}_10000_waiting_over_none", beside, "<=", MAX_BESIDE)
+        long = ratio(replace(plain, context=LONG), plain)
+        check.line(f"{name}_8k_context_over_none", long, "<=", MAX_BESIDE)
     for name, cost in page_costs(rounds).items():
         check.line(f"{name}_us_a_page", cost, "<=", MAX_PAGE_US)
 
@@ -59,6 +68,18 @@ class Case:
     running: int
     waiting: int = 0
     context: int = SHORT
+    policy: str = "fcfs"
+
+    def __str__(self) -> str:
+        return f"{self.running}_running_{self.waiting}_waiting_context_{self.context}_{self.policy}"
+
+
+def cases_of(running: int) -> list[Case]:
+    """Those that are compared."""
+    cases = [Case(running, context=LONG)]
+    for policy in POLICIES:
+        cases += [Case(running, waiting, policy=policy) for waiting in (0, WAITING)]
+    return cases
 
 
 Costs = dict[Case, tuple[float, float]]
@@ -75,13 +96,14 @@ class Decoding:
             max_num_seqs=case.running,
             max_num_batched_tokens=PREFILL_TOKENS,
             max_model_len=4 * LONG,
+            policy=POLICIES[case.policy](),
         )
         for index in range(case.running + case.waiting):
             # Prompts differ in length, so that in each step some of them fill a page.
             prompt = list(range(case.context - index % PAGE_SIZE))
-            self._scheduler.submit(
-                Request(str(index), prompt, LONG, hash_seed=root_hash(str(index))), 0.0
-            )
+            name = str(index)
+            request = Request(name, prompt, LONG, tenant=name, hash_seed=root_hash(name))
+            self._scheduler.submit(request, 0.0)
         while (plan := self._scheduler.plan(0.0)).counts != [1] * case.running:
             self._scheduler.apply(result_of(plan), 0.0)
         self._scheduler.apply(result_of(plan), 0.0)
@@ -111,8 +133,7 @@ class Decoding:
 def decoding_costs(rounds: int) -> Costs:
     costs: Costs = {}
     for running in RUNNING:
-        cases = (Case(running), Case(running, WAITING), Case(running, context=LONG))
-        engines = [Decoding(case) for case in cases]
+        engines = [Decoding(case) for case in cases_of(running)]
         for _ in range(rounds):
             for engine in engines:
                 engine.round()
@@ -168,13 +189,7 @@ def result_of(plan: StepPlan) -> StepResult:
     return StepResult(plan.step, slots, [1] * len(slots), [7] * len(slots))
 
 
-def _by_kind(costs: Costs, check: Check) -> tuple[Costs, Costs, Costs]:
-    """Plain cases, those with others waiting, those with long contexts; noted as plan + apply."""
+def _note(costs: Costs, check: Check) -> None:
     for case, (plan, apply) in costs.items():
-        name = f"{case.running}_running_{case.waiting}_waiting_context_{case.context}"
-        print(f"NOTE {check.name} {name} plan {plan:.1f} + apply {apply:.1f} us", flush=True)
-        check.note(**{name: {"plan_us": plan, "apply_us": apply}})
-    waiting = {case: cost for case, cost in costs.items() if case.waiting}
-    long = {case: cost for case, cost in costs.items() if case.context == LONG}
-    plain = {case: cost for case, cost in costs.items() if case not in {**waiting, **long}}
-    return plain, waiting, long
+        print(f"NOTE {check.name} {case} plan {plan:.1f} + apply {apply:.1f} us", flush=True)
+        check.note(**{str(case): {"plan_us": plan, "apply_us": apply}})

@@ -8,8 +8,9 @@ from benchmarks.check import Check
 from benchmarks.checks import _storm_cost as cost
 
 
-def test_decoding_is_all_that_is_measured() -> None:
-    decoding = cost.Decoding(cost.Case(running=6, waiting=9, context=64))
+@pytest.mark.parametrize("policy", cost.POLICIES)
+def test_decoding_is_all_that_is_measured(policy: str) -> None:
+    decoding = cost.Decoding(cost.Case(running=6, waiting=9, context=64, policy=policy))
     before = decoding._scheduler.stats()
     decoding.round()
     after = decoding._scheduler.stats()
@@ -26,24 +27,24 @@ def test_pages_are_admitted_published_and_hit() -> None:
 
 
 def test_a_cost_out_of_bounds_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def microseconds(case: cost.Case) -> float:
+        if case.context == cost.LONG or (case.waiting and case.policy == "fair"):
+            return 1.2 * case.running
+        return 1.05 * case.running if case.waiting else case.running
+
     def costs(rounds: int) -> cost.Costs:
-        return {
-            cost.Case(running, waiting, context): (running * extra, 0.0)
-            for running in cost.RUNNING
-            for waiting, context, extra in (
-                (0, cost.SHORT, 1.0),
-                (cost.WAITING, cost.SHORT, 1.05),
-                (0, cost.LONG, 1.2),
-            )
-        }
+        cases = [case for running in cost.RUNNING for case in cost.cases_of(running)]
+        return {case: (microseconds(case), 0.0) for case in cases}
 
     monkeypatch.setattr(cost, "decoding_costs", costs)
     monkeypatch.setattr(cost, "page_costs", lambda rounds: {"release": 2.5})
     check = Check("storm")
     cost.lines(check)
     assert [line["metric"] for line in check.lines if not line["passed"]] == [
+        "step_256_running_fair_10000_waiting_over_none",
         "step_256_running_8k_context_over_none",
+        "step_1024_running_fair_10000_waiting_over_none",
         "step_1024_running_8k_context_over_none",
         "release_us_a_page",
     ]
-    assert len(check.lines) == 6
+    assert len(check.lines) == 10
