@@ -125,10 +125,9 @@ _Rank = tuple[float, tuple[float, int]]
 class _Tenant:
     """What a tenant was served, and what it still waits for."""
 
-    __slots__ = ("name", "num_live", "queue", "rank", "served")
+    __slots__ = ("num_live", "queue", "rank", "served")
 
-    def __init__(self, name: str) -> None:
-        self.name = name
+    def __init__(self) -> None:
         self.served = 0.0
         self.num_live = 0
         self.queue = WaitingQueue()
@@ -220,7 +219,7 @@ class FairShare:
             entries.clear()
 
     def _meet(self, name: str) -> _Tenant:
-        tenant = self._tenants[name] = _Tenant(name)
+        tenant = self._tenants[name] = _Tenant()
         heapq.heappush(self._known, (0.0, name, tenant))
         return tenant
 
