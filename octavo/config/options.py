@@ -265,7 +265,8 @@ class Options:
         "auto",
         or_auto(count(1)),
         "Scheduling",
-        "Requests that may wait before new ones get 429; auto: 4 × --max-num-seqs, at least 1024",
+        "Requests that may wait for their first token before new ones get 429; auto: "
+        "4 × --max-num-seqs, at least 1024",
     )
     request_timeout: float | None = option(
         None,

@@ -38,7 +38,7 @@ def build_app(service: Service, settings: ServerSettings, gate: Gate | None = No
     context = Context(
         service,
         settings,
-        gate or Gate(settings.max_concurrent_requests),
+        gate or Gate(settings.max_concurrent_requests, settings.max_waiting_requests),
         Metrics(settings.model_names[0]),
     )
     app = FastAPI(

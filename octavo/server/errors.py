@@ -8,6 +8,7 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Match, Route
 
 from octavo.core.errors import (
     CallerError,
@@ -77,15 +78,23 @@ async def on_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     where = f"{request.method} {request.url.path}"
     if error.status_code == 405:
-        allowed = (error.headers or {}).get("Allow") or (error.headers or {}).get("allow") or ""
-        response = error_response(MethodNotAllowed(f"{where} is not allowed; use {allowed}."))
-        response.headers["allow"] = allowed
+        allowed = _methods(request)
+        use = " or ".join(allowed)
+        response = error_response(MethodNotAllowed(f"{where} is not allowed; use {use}."))
+        response.headers["allow"] = ", ".join(allowed)
         return response
     if error.status_code == 404:
         return error_response(RouteNotFound(f"There is no route {where}."))
     failure = CallerError(str(error.detail))
     failure.status = error.status_code
     return error_response(failure)
+
+
+def _methods(request: Request) -> list[str]:
+    """Those of all routes of the path: the router's own error names the first route's only."""
+    routes = (route for route in request.app.routes if isinstance(route, Route))
+    matching = (route for route in routes if route.matches(request.scope)[0] is not Match.NONE)
+    return sorted({method for route in matching for method in route.methods or ()})
 
 
 async def on_client_gone(request: Request, error: Exception) -> Response:

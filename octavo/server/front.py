@@ -81,7 +81,7 @@ async def serve_front(
     ``shutdown_timeout_s``; what is left then ends with an error event. A second signal ends all
     at once. Raises what ``service.start()`` raises.
     """
-    gate = Gate(settings.max_concurrent_requests)
+    gate = Gate(settings.max_concurrent_requests, settings.max_waiting_requests)
     server = _Server(
         uvicorn.Config(
             build_app(service, settings, gate),

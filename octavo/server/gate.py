@@ -1,4 +1,4 @@
-"""Gate: how many requests generate at once, and how they end when the server must.
+"""Gate: how many requests wait and how many are under way, and how they end when the server must.
 
 The order is permit, then validation, then scheduling: an overloaded or draining server answers
 before it reads a body. A permit lives as long as the answer does, streamed or not.
@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from octavo.core.errors import EngineUnavailable, OctavoError, Overloaded
@@ -21,11 +22,17 @@ GENERATING_PATHS = frozenset({"/v1/chat/completions", "/v1/completions", "/gener
 
 
 class Gate:
-    """Permits, draining, and the work under way. ``limit`` None: as many as come."""
+    """Permits, draining, and the work under way.
 
-    def __init__(self, limit: int | None = None) -> None:
+    ``limit`` bounds the requests under way, ``waiting_limit`` those among them that had no token
+    yet; None: as many as come.
+    """
+
+    def __init__(self, limit: int | None = None, waiting_limit: int | None = None) -> None:
         self.limit = limit
+        self.waiting_limit = waiting_limit
         self.active = 0
+        self.waiting = 0
         self.draining = False
         self._work: set[asyncio.Task[Any]] = set()
         self._idle = asyncio.Event()
@@ -42,17 +49,21 @@ class Gate:
                 code="engine_unavailable",
             )
 
-    def enter(self, health: Health) -> None:
+    def enter(self, health: Health) -> Permit:
         self.check(health)
-        if self.limit is not None and self.active >= self.limit:
-            raise Overloaded(
-                f"The server runs at most {self.limit} requests at once; try again shortly.",
-                code="too_many_requests",
+        if self.waiting_limit is not None and self.waiting >= self.waiting_limit:
+            raise _overloaded(
+                f"As many requests wait for their first token as may ({self.waiting_limit})"
             )
+        if self.limit is not None and self.active >= self.limit:
+            raise _overloaded(f"As many requests are under way as may be ({self.limit})")
         self.active += 1
+        self.waiting += 1
         self._idle.clear()
+        return Permit(self)
 
-    def leave(self) -> None:
+    def leave(self, permit: Permit) -> None:
+        permit.speaks()
         self.active -= 1
         if not self.active:
             self._idle.set()
@@ -104,6 +115,24 @@ class Gate:
             await asyncio.gather(task, hang_up, return_exceptions=True)
 
 
+class Permit:
+    """One request's: it waits until its first token, and is under way until its answer's end."""
+
+    def __init__(self, gate: Gate) -> None:
+        self._gate = gate
+        self._waits = True
+
+    def speaks(self) -> None:
+        """Its first token is here: others may wait now. A second call changes nothing."""
+        self._gate.waiting -= self._waits
+        self._waits = False
+
+
+def permit_of(request: Request) -> Permit:
+    permit: Permit = request.state.permit
+    return permit
+
+
 class Admission:
     """Pure ASGI: takes a permit for the paths that generate, or answers 429 or 503 at once."""
 
@@ -121,14 +150,19 @@ class Admission:
             await self.app(scope, receive, send)
             return
         try:
-            self.gate.enter(self.health())
+            permit = self.gate.enter(self.health())
         except OctavoError as error:
             await error_response(error)(scope, receive, send)
             return
+        scope.setdefault("state", {})["permit"] = permit
         try:
             await self.app(scope, receive, send)
         finally:
-            self.gate.leave()
+            self.gate.leave(permit)
+
+
+def _overloaded(why: str) -> Overloaded:
+    return Overloaded(f"{why}; try again shortly.", code="too_many_requests")
 
 
 async def _hang_up(receive: Receive) -> None:

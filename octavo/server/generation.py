@@ -11,12 +11,15 @@ from dataclasses import dataclass
 from itertools import chain
 from typing import TypeAlias
 
+from starlette.requests import Request as HttpRequest
+
 from octavo.core.errors import EngineUnavailable, InvalidRequest, ModelNotFound, RequestTimeout
 from octavo.core.request import Request
 from octavo.core.sampling import SamplingParams, integer
 from octavo.core.terms import Terms
 from octavo.core.validation import check_sequences
 from octavo.server.context import Context
+from octavo.server.gate import Permit, permit_of
 from octavo.server.limits import REQUEST_ID
 from octavo.server.metrics import Metrics
 from octavo.server.schemas.answers import PromptTokensDetails, Usage
@@ -83,11 +86,13 @@ class Generation:
         prompts: list[list[int]],
         params: SamplingParams,
         requests: list[Request],
+        permit: Permit,
     ) -> None:
         self.prompts = prompts
         self.params = params
         self._service = context.service
         self._requests = requests
+        self._permit = permit
         self._counts = [0] * len(requests)
         self._cached = [0] * len(requests)
         self._meter = Meter(context.metrics, len(requests), time.monotonic())
@@ -99,14 +104,14 @@ class Generation:
         prompts: list[list[int]],
         params: SamplingParams,
         terms: Terms,
+        asked_by: HttpRequest,
     ) -> Generation:
         """Validates everything, so that nothing is refused once a stream has begun."""
         work_id = uuid.uuid4().hex  # the caller's id may repeat, this one does not
         requests = await context.service.prepare(work_id, prompts, params, terms)
-        generation = cls(context, prompts, params, requests)
+        generation = cls(context, prompts, params, requests, permit_of(asked_by))
         if context.settings.log_requests:
-            num_tokens = generation.prompt_tokens
-            log.info("Received request %s: prompt_tokens=%s, %r", work_id, num_tokens, params)
+            generation._log(asked_by.state.request_id, terms)
         return generation
 
     @property
@@ -155,7 +160,21 @@ class Generation:
         cached = sum(self._cached[:: self.params.n])
         return Usage(prompt, completion, prompt + completion, PromptTokensDetails(cached))
 
+    def _log(self, request_id: str, terms: Terms) -> None:
+        """``request_id`` is the one of the answer's header. The timeout is the one in force."""
+        log.info(
+            "Received request %s: prompt_tokens=%d, priority=%d, timeout=%s, cache_salt=%s, %r",
+            request_id,
+            self.prompt_tokens,
+            terms.priority,
+            self._requests[0].timeout,
+            "none" if terms.cache_salt is None else "given",
+            self.params,
+        )
+
     def _count(self, index: int, chunk: Chunk) -> None:
+        if chunk.ids:
+            self._permit.speaks()
         self._counts[index] += len(chunk.ids)
         if chunk.cached_tokens is not None:
             self._cached[index] = chunk.cached_tokens

@@ -56,6 +56,8 @@ def server_settings(config: Config) -> ServerSettings:
         model_names=config.served_model_name,
         api_keys=config.api_key,
         max_body_bytes=config.max_body_bytes,
+        max_waiting_requests=config.max_num_queued_reqs,
+        # Of so many some wait, whatever they have said before (preempted, or not read by a client).
         max_concurrent_requests=config.max_num_seqs + config.max_num_queued_reqs,
         allowed_origins=config.allowed_origins,
         root_path=_root_path(config.root_path),
@@ -74,6 +76,7 @@ def _root_path(given: str) -> str:
 
 async def _serve(orders: FrontOrders) -> None:
     config = orders.config
+    warn_of_policy(config)
     client = SocketClient(orders.socket, orders.name)
     text = build_text(config)
     _warn_of_template(text)
@@ -89,6 +92,16 @@ async def _serve(orders: FrontOrders) -> None:
             on_ready=lambda: report(kind="ready", chats=_template_problem(text) is None),
         )
     await client.close()
+
+
+def warn_of_policy(config: Config) -> None:
+    """Shares are by API key: with fewer than two there is nothing to share out."""
+    if config.scheduling_policy == "fair" and len(set(config.api_key)) < 2:
+        log.warning(
+            "--scheduling-policy fair has no effect across callers: it shares between API keys, "
+            "and there %s; give two or more --api-key.",
+            "is one" if config.api_key else "are none",
+        )
 
 
 def _warn_of_template(text: TextFront) -> None:

@@ -17,7 +17,8 @@ class ServerSettings:
     """``model_names``: the first is the default and the one in answers; the rest are aliases.
 
     ``api_keys``: any of them opens every route that is not public; none means no check.
-    ``max_concurrent_requests``: above it a request is refused with 429 (None: no limit).
+    ``max_waiting_requests`` without a token yet, or ``max_concurrent_requests`` in all: one more is
+    refused with 429 (None: no limit).
     ``default_sampling``: the checkpoint's generation_config, used where a request is silent.
     """
 
@@ -25,6 +26,7 @@ class ServerSettings:
     api_keys: tuple[str, ...] = ()
     max_body_bytes: int = 32 * MIB
     body_timeout_s: float = 60.0
+    max_waiting_requests: int | None = None
     max_concurrent_requests: int | None = None
     allowed_origins: tuple[str, ...] = ()  # CORS; empty = no cross-origin browser may call
     root_path: str = ""  # where a proxy shows the server: "" or /a/path

@@ -76,7 +76,7 @@ def serve(byte_folder: Path) -> Callable[..., Any]:
             await service.start()
         names = settings.pop("model_names", (MODEL,))
         options = ServerSettings(model_names=names, **settings)
-        gate = Gate(options.max_concurrent_requests)
+        gate = Gate(options.max_concurrent_requests, options.max_waiting_requests)
         app = build_app(service, options, gate)
         return Served(app, Client(app), engine, service, gate)
 

@@ -10,7 +10,7 @@ from octavo.config.load import load_options
 from octavo.core.errors import EngineUnavailable
 from octavo.engine.startup import prepare
 from octavo.server.gate import Gate
-from octavo.server.process import server_settings
+from octavo.server.process import server_settings, warn_of_policy
 from tests.fakes.engine import Script
 from tests.fakes.tiny import make_tiny
 from tests.server.conftest import chat, prompt
@@ -33,11 +33,45 @@ async def test_over_the_limit_is_429_before_the_body_is_read(serve):
     assert (await served.client.open("POST", CHAT, chat(stream=True))).status == 200
 
 
+async def test_only_requests_without_a_token_wait(serve):
+    served = await serve(
+        lambda request: Script(stall_at=2 if request.max_tokens == 9 else 1),
+        max_waiting_requests=1,
+        max_concurrent_requests=4,
+    )
+
+    async def wait_until(active: int, waiting: int) -> None:
+        async with asyncio.timeout(5):
+            while (served.gate.active, served.gate.waiting) != (active, waiting):
+                await asyncio.sleep(0.001)
+
+    talking = [served.client.begin("POST", CHAT, chat(max_tokens=9, n=2))]
+    await wait_until(1, 0)
+    talking.append(served.client.begin("POST", COMPLETIONS, prompt(max_tokens=9)))
+    await wait_until(2, 0)
+    silent = served.client.begin("POST", COMPLETIONS, prompt(max_tokens=8))
+    await wait_until(3, 1)
+    reply = await served.client.post(COMPLETIONS, prompt())
+    assert reply.status == 429
+    assert "wait for their first token as may (1);" in reply.error["message"]
+    await silent.hang_up()
+    await wait_until(2, 0)
+    for active in (3, 4):
+        talking.append(served.client.begin("POST", CHAT, chat(max_tokens=9)))
+        await wait_until(active, 0)
+    reply = await served.client.post(COMPLETIONS, prompt())
+    assert reply.status == 429
+    assert "under way as may be (4);" in reply.error["message"]
+    for request in talking:
+        await request.hang_up()
+    await wait_until(0, 0)
+
+
 async def test_permits_come_back_after_errors(serve):
-    served = await serve(max_concurrent_requests=1)
+    served = await serve(max_waiting_requests=1, max_concurrent_requests=1)
     for body in ({}, {"prompt": 5}, prompt(n=0), prompt(max_tokens=1)):
         await served.client.post(COMPLETIONS, body)
-        assert served.gate.active == 0
+        assert served.gate.active == served.gate.waiting == 0
 
 
 async def test_draining_refuses_new_work_and_lets_old_work_end(serve):
@@ -106,8 +140,25 @@ async def test_run_is_cancelled_with_its_work():
     assert cleaned == [True]
 
 
-@pytest.mark.parametrize(("given", "most"), [({}, 1024 + 4), ({"max_num_queued_reqs": "3"}, 7)])
-def test_the_limit_is_what_may_run_and_what_may_wait(tmp_path, given, most):
+@pytest.mark.parametrize(("given", "most"), [({}, 1024), ({"max_num_queued_reqs": "3"}, 3)])
+def test_the_limits_are_what_may_wait_and_what_may_run_beside(tmp_path, given, most):
     tiny = make_tiny(tmp_path)
     config = prepare(load_options({"model": str(tiny), "max_num_seqs": "4", **given}, {}))
-    assert server_settings(config).max_concurrent_requests == most
+    settings = server_settings(config)
+    assert (settings.max_waiting_requests, settings.max_concurrent_requests) == (most, most + 4)
+
+
+@pytest.mark.parametrize(
+    ("policy", "keys", "told"),
+    [
+        ("fair", (), "there are none"),
+        ("fair", ("a",), "there is one"),
+        ("fair", ("a", "a"), "there is one"),
+        ("fair", ("a", "b"), None),
+        ("fcfs", (), None),
+    ],
+)
+def test_fair_shares_without_two_keys_are_warned_of(tmp_path, caplog, policy, keys, told):
+    given = {"model": str(make_tiny(tmp_path)), "scheduling_policy": policy, "api_key": keys}
+    warn_of_policy(prepare(load_options(given, {})))
+    assert [told in message for message in caplog.messages] == ([True] if told else [])

@@ -81,7 +81,22 @@ async def test_wrong_routes_and_methods_have_the_error_shape(serve):
         reply = await served.client.request("DELETE", route.path)
         assert reply.status == 405, route.path
         assert "DELETE" in reply.error["message"]
-        assert reply.headers["allow"] in ("GET", "POST", "GET, HEAD", "HEAD, GET")
+        assert reply.headers["allow"] in ("GET", "POST", "GET, HEAD", "GET, POST")
+
+
+@pytest.mark.parametrize(
+    ("path", "use"),
+    [
+        ("/debug/audit", "GET or POST"),
+        ("/health", "GET or HEAD"),
+        ("/v1/models/TINY", "GET"),
+        ("/generate", "POST"),
+    ],
+)
+async def test_a_wrong_method_is_told_all_that_a_path_takes(serve, path, use):
+    reply = await (await serve()).client.request("DELETE", path)
+    assert reply.error["message"] == f"DELETE {path} is not allowed; use {use}."
+    assert reply.headers["allow"] == use.replace(" or ", ", ")
 
 
 async def test_an_unforeseen_error_is_a_500_in_the_same_shape(serve, monkeypatch):
@@ -214,8 +229,20 @@ async def test_requests_are_logged_when_asked_for(serve, caplog):
     served = await serve(log_requests=True)
     with caplog.at_level("INFO", logger="octavo.server"):
         await served.client.post("/v1/completions", prompt("secret"))
-    assert "Received request" in caplog.text
     assert "secret" not in caplog.text
+    assert "priority=0, timeout=None, cache_salt=none" in caplog.text
+
+
+async def test_a_logged_request_has_the_answers_id_and_its_terms(serve, caplog):
+    served = await serve(log_requests=True)
+    terms = {"timeout": 9, "cache_salt": "pepper"}
+    with caplog.at_level("INFO", logger="octavo.server"):
+        for path, body in (("/v1/chat/completions", chat(**terms)), ("/generate", prompt(**terms))):
+            reply = await served.client.post(path, body)
+            line = caplog.messages[-1]
+            assert line.startswith(f"Received request {reply.headers['x-request-id']}: ")
+            assert "timeout=9.0, cache_salt=given" in line
+    assert "pepper" not in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ from msgspec import UNSET, UnsetType
 from starlette.requests import Request
 from starlette.responses import Response
 
-from octavo.core.terms import Terms
 from octavo.server import logprobs
 from octavo.server.auth import tenant_of
 from octavo.server.context import Context
@@ -53,15 +52,16 @@ def chat_routes(app: FastAPI, context: Context) -> None:
         check_answer(body)
         check_chat(body)
         tag = label(body, context, "chatcmpl", request.state.request_id)
-        generation = await _generation(body, terms(body, tenant_of(request)), context)
+        generation = await _generation(body, request, context)
         writer = ChatWriter(context, body, tag, generation)
         if body.stream:
             return EventStream(writer.events(), context.gate, context.settings.keep_alive_s)
         return answer(await context.gate.run(writer.whole(), request.receive))
 
 
-async def _generation(body: ChatRequest, asked: Terms, context: Context) -> Generation:
+async def _generation(body: ChatRequest, request: Request, context: Context) -> Generation:
     service = context.service
+    asked = terms(body, tenant_of(request))
     check_counts(body, 1, context)
     params = sampling_params(
         body,
@@ -79,7 +79,7 @@ async def _generation(body: ChatRequest, asked: Terms, context: Context) -> Gene
         kwargs=body.chat_template_kwargs,
     )
     ids = truncated(ids, body, service.limits.max_model_len - (params.max_tokens or 1))
-    return await Generation.prepare(context, [ids], params, asked)
+    return await Generation.prepare(context, [ids], params, asked, request)
 
 
 class ChatWriter:

@@ -14,7 +14,6 @@ from starlette.responses import Response
 from octavo.core.errors import InvalidRequest
 from octavo.core.plan import TokenLogprobs
 from octavo.core.sampling import SamplingParams
-from octavo.core.terms import Terms
 from octavo.server import logprobs
 from octavo.server.auth import tenant_of
 from octavo.server.context import Context
@@ -68,7 +67,7 @@ def completion_routes(app: FastAPI, context: Context) -> None:
         body = await read(request, CompletionRequest, context)
         check_answer(body)
         tag = label(body, context, "cmpl", request.state.request_id)
-        writer = await _writer(body, tag, terms(body, tenant_of(request)), context)
+        writer = await _writer(body, tag, request, context)
         if body.stream:
             return EventStream(writer.events(), context.gate, context.settings.keep_alive_s)
         return answer(await context.gate.run(writer.whole(), request.receive))
@@ -91,15 +90,16 @@ def completion_routes(app: FastAPI, context: Context) -> None:
         )
         ids = await context.service.text.encode(body.prompt)
         fitted = _fitted(ids, body, params, context)
-        generation = await Generation.prepare(context, [fitted], params, asked)
+        generation = await Generation.prepare(context, [fitted], params, asked, request)
         chunks = await context.gate.run(generation.collect(), request.receive)
         return answer(GenerateAnswer([body.prompt + chunk.text for chunk in chunks]))
 
 
 async def _writer(
-    body: CompletionRequest, tag: Label, asked: Terms, context: Context
+    body: CompletionRequest, tag: Label, request: Request, context: Context
 ) -> CompletionWriter:
     text = context.service.text
+    asked = terms(body, tenant_of(request))
     members = split_prompts(body.prompt)
     check_counts(body, len(members), context)
     limit = completion_max_tokens(body)
@@ -121,7 +121,7 @@ async def _writer(
         cut = body.truncate_prompt_tokens is not None
         echoes.append(member if isinstance(member, str) and not cut else None)
     # Checks the ids before any is decoded.
-    generation = await Generation.prepare(context, prompts, params, asked)
+    generation = await Generation.prepare(context, prompts, params, asked, request)
 
     def decode_echoes() -> list[str]:
         return [
