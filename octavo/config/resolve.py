@@ -296,10 +296,11 @@ class _Resolver:
                 f"supports {own}; a longer context needs RoPE scaling in --hf-overrides."
             )
         if self._values["max_model_len"] > largest:
+            in_tokens = self._options.kv_cache_tokens != "auto"
             raise StartupError(
                 f"The KV cache holds {largest} tokens, less than one request of "
                 f"{self._values['max_model_len']}; use --max-model-len {largest} (or auto), or a "
-                "larger --kv-cache-memory."
+                f"larger --kv-cache-{'tokens' if in_tokens else 'memory'}."
             )
 
     def _budgets(self, layout: CacheLayout) -> None:
