@@ -82,6 +82,12 @@ _TYPES = {
     "bool": (bool,),
     "str": (str,),
 }
+_LEAST = dict.fromkeys((*(field.name for field in fields(Start)), "prompt", "max_tokens"), 1) | {
+    "num_pages": 2,
+    "prefix_caching": 0,
+    "priority": -(2**53),
+}  # others 0
+_MOST = 2**53
 
 
 def to_line(entry: Entry) -> bytes:
@@ -103,7 +109,8 @@ def from_line(line: bytes) -> Entry:
     if values.keys() != types.keys():
         raise ValueError(f"it must have {', '.join(types)}")
     for name, value in values.items():
-        if type(value) not in types[name]:
+        in_range = not isinstance(value, int | float) or _LEAST.get(name, 0) <= value <= _MOST
+        if type(value) not in types[name] or not in_range:
             raise ValueError(f"{name} cannot be {value!r:.40}")
     return kind(**values)
 
