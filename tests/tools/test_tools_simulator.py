@@ -65,10 +65,10 @@ def test_gaps_are_those_of_a_plain_record_of_every_token() -> None:
 
 
 def test_an_answer_ends_at_max_tokens() -> None:
-    trace = backlog(np.array([5, 6]), np.array([100, 3]), 10)
+    trace = backlog(np.array([5, 6, 7]), np.array([100, 3, 10]), 10)
     outcome = Simulator(scheduler_of(40), GPU).run(trace)
-    assert outcome.finish == ["length", "stop"]
-    assert outcome.num_output.tolist() == [10, 3]
+    assert outcome.finish == ["length", "stop", "length"]
+    assert outcome.num_output.tolist() == [10, 3, 10]
 
 
 def test_the_clock_waits_for_arrivals_and_steps_take_what_they_cost() -> None:

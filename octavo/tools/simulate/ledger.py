@@ -41,7 +41,9 @@ class Ledger:
     def __init__(self, trace: Trace, num_slots: int) -> None:
         count = len(trace)
         self._prompt_len: list[int] = trace.prompt.tolist()
-        self._last: list[int] = (trace.prompt + trace.output - 1).tolist()  # position of the stop
+        # Position of the stop; what reaches max_tokens comes to none.
+        stop = np.where(trace.output < trace.max_tokens, trace.prompt + trace.output - 1, NEVER)
+        self._last: list[int] = stop.tolist()
         self._arrival = trace.arrival
         self._owner = [NEVER] * num_slots
         self._end = [0] * num_slots  # position of the owner's stop id

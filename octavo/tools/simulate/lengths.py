@@ -9,8 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+MOST = 2**30  # tokens
 FORMS = "N, LOW-HIGH, pareto:ALPHA:LOW-HIGH, or several of them with commas (equally likely)"
-_PART = re.compile(r"(?:pareto:(?P<alpha>\d+(?:\.\d+)?):)?(?P<low>\d+)(?:-(?P<high>\d+))?")
+_PART = re.compile(
+    r"(?:pareto:(?P<alpha>\d{1,9}(?:\.\d{1,9})?):)?(?P<low>\d{1,10})(?:-(?P<high>\d{1,10}))?"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +30,8 @@ class Part:
     def draw(self, generator: np.random.Generator, count: int) -> NDArray[np.int64]:
         if self.alpha is None:
             return generator.integers(self.low, self.high, count, endpoint=True)
-        values = self.low * (1 - generator.random(count)) ** (-1 / self.alpha)
+        with np.errstate(over="ignore"):  # infinity lies above high, too
+            values = self.low * (1 - generator.random(count)) ** (-1 / self.alpha)
         return np.minimum(values, self.high).astype(np.int64)
 
 
@@ -55,7 +59,9 @@ def parse_lengths(given: str) -> Lengths:
         low = int(match["low"]) if match else 0
         high = int(match["high"] or low) if match else 0
         alpha = float(match["alpha"]) if match and match["alpha"] else None
-        if not 1 <= low <= high or alpha == 0 or (alpha is not None and low == high):
-            raise argparse.ArgumentTypeError(f"must be {FORMS}, not {given!r}")
+        if not 1 <= low <= high <= MOST or alpha == 0 or (alpha is not None and low == high):
+            raise argparse.ArgumentTypeError(
+                f"must be {FORMS}, of at most {MOST} tokens, not {given!r:.60}"
+            )
         parts.append(Part(low, high, alpha))
     return Lengths(tuple(parts))

@@ -55,10 +55,30 @@ class Recording:
 
     @property
     def output_rate(self) -> float:
-        """Tokens a second, from the first step to the end of the last one."""
-        first, last = self.steps[0], self.steps[-1]
-        tokens = sum(entry.output for entry in self.ended)
-        return tokens / (last.start + last.seconds - first.start)
+        """Tokens a second of the requests that ended, from the first step to the last end. What
+        other requests got is not known. Raises :class:`OptionError` if that is no time at all."""
+        if not self.steps:
+            raise OptionError(f"{self.path} records no steps, and so no rate to compare with.")
+        seconds = self._last_end - self.steps[0].start
+        if seconds <= 0:
+            raise OptionError(f"{self.path} records no time between its first step and last end.")
+        return sum(entry.output for entry in self.ended) / seconds
+
+    @property
+    def num_steps_left_out(self) -> int:
+        """Steps for requests whose end was not recorded: the recording was cut."""
+        return sum(step.start >= self._last_end for step in self.steps)
+
+    @property
+    def share_of_rows_left_out(self) -> float:
+        """Of the decode rows before those steps, those of the same requests."""
+        rows = sum(step.decode_rows for step in self.steps if step.start < self._last_end)
+        counted = sum(entry.output - 1 for entry in self.ended)  # a prefill gives the first token
+        return max(0.0, 1 - counted / rows) if rows else 0.0
+
+    @property
+    def _last_end(self) -> float:
+        return max(entry.end for entry in self.ended)
 
 
 def load_recording(path: str) -> Recording:

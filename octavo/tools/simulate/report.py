@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -28,12 +29,15 @@ LABELS = (
     ("Running requests, mean:", "mean_running", "{:.1f}"),
     ("Running requests, peak:", "peak_running", "{:.0f}"),
     ("Recorded output (tok/s):", "recorded_output_tok_s", "{:.2f}"),
+    ("Recorded steps after the last end:", "recorded_steps_left_out", "{:,.0f}"),
+    ("Decodes before it, not ended:", "recorded_rows_left_out", "{:.1%}"),
     ("Predicted ÷ recorded output:", "predicted_over_recorded", "{:.3f}"),
 )
 
 
 def summarise(trace: Trace, outcome: Outcome) -> dict[str, Any]:
-    """Counts, rates (tokens or requests a simulated second), times in ms."""
+    """Counts, rates (tokens or requests a simulated second), times in ms; None where a run has
+    nothing to measure."""
     steps, seconds = outcome.steps, outcome.seconds
     ttft = 1e3 * outcome.ttft() if outcome.output_tokens else np.array([np.nan])
     prompts = int(trace.prompt[outcome.first_step >= 0].sum())
@@ -51,10 +55,8 @@ def summarise(trace: Trace, outcome: Outcome) -> dict[str, Any]:
         "mean_pool_use": outcome.mean_referenced,
         "mean_running": float(np.average(steps.running, weights=steps.seconds)),
         "peak_running": int(steps.running.max()),
-        "ttft_ms": {
-            f"p{q:g}": float(np.percentile(ttft, q)) for q in TTFT_PERCENTILES if len(ttft)
-        },
-        "itl_ms": {f"p{q:g}": 1e3 * outcome.gap_percentile(q) for q in ITL_PERCENTILES},
+        "ttft_ms": {f"p{q:g}": _known(np.percentile(ttft, q)) for q in TTFT_PERCENTILES},
+        "itl_ms": {f"p{q:g}": _known(1e3 * outcome.gap_percentile(q)) for q in ITL_PERCENTILES},
     }
 
 
@@ -62,9 +64,18 @@ def result_lines(figures: Mapping[str, Any]) -> Iterator[str]:
     yield rule(" Simulation ", "=")
     for label, name, form in LABELS:
         if name in figures:
-            yield row(label, form.format(figures[name]))
+            yield row(label, _shown(figures[name], form))
     for reason, count in sorted(figures["finished"].items()):
         yield row(f"Ended with reason {reason}:", f"{count:,}")
     for short, name in (("TTFT", "ttft_ms"), ("ITL", "itl_ms")):
         for key, value in figures[name].items():
-            yield row(f"{key.upper()} {short} (ms):", f"{value:.2f}")
+            yield row(f"{key.upper()} {short} (ms):", _shown(value, "{:.2f}"))
+
+
+def _shown(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)
+
+
+def _known(value: float) -> float | None:
+    """JSON has no NaN."""
+    return None if math.isnan(value) else float(value)

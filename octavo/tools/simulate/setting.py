@@ -6,9 +6,11 @@ import dataclasses
 from typing import Any
 
 from octavo.config.facts import Gpu, HostFacts
+from octavo.config.load import FLAG, OptionError
 from octavo.config.options import Options
 from octavo.config.resolve import Config, resolve
 from octavo.core.capacity import cache_layout
+from octavo.core.errors import StartupError
 from octavo.core.scheduler import Scheduler
 from octavo.core.spec import LayerSpec, ModelSpec, RopeSpec
 from octavo.engine.record import Start
@@ -31,6 +33,11 @@ OPTIONS = (
     "config",
 )  # fmt: skip
 DEFAULT_KV_TOKENS = 65_536
+REFUSED = {  # what a file of options or the environment may ask for, and no simulation can do
+    "preemption_mode": "preempted requests are recomputed",
+    "swap_space": "preempted requests are recomputed",
+    "kv_cache_memory": "without a model nobody knows what a token takes; use --kv-cache-tokens",
+}
 _PLENTY = 2**50  # bytes: a simulation has all the memory it needs
 _FACTS = HostFacts(cpu_count=1, total_bytes=_PLENTY, available_bytes=_PLENTY)
 _GPU_FACTS = dataclasses.replace(_FACTS, gpus=(Gpu("simulated", _PLENTY, _PLENTY),))
@@ -43,20 +50,35 @@ _SPEC = ModelSpec(
 
 def resolve_setting(options: Options, recorded: Start | None, on_gpu: bool) -> Config:
     """What holds: what was given, else what was recorded, else what a CPU's or a GPU's default is.
-    Raises :class:`~octavo.config.load.OptionError` as ``octavo serve`` does."""
-    values: dict[str, Any] = {"preemption_mode": "recompute", "swap_space": 0}
+    A recorded ``max_model_len`` gives way to a smaller KV cache. Raises :class:`OptionError`."""
+    for name, reason in REFUSED.items():
+        if options.sources[name] != "default":
+            raise OptionError(
+                f"octavo simulate does not take the {options.sources[name]}: {reason}."
+            )
+    values: dict[str, Any] = {"device": "auto", "preemption_mode": "recompute", "swap_space": 0}
     if options.max_model_len is None:
         values["max_model_len"] = "auto"
     if options.kv_cache_tokens == "auto":
         values["kv_cache_tokens"] = DEFAULT_KV_TOKENS
+    spec, filled_in = _SPEC, {}
     if recorded is not None:
-        values |= {
+        filled_in = {
             name: value
             for name, value in _recorded(recorded).items()
             if options.sources[name] == "default"
         }
-    options = dataclasses.replace(options, **values)
-    return resolve(options, _GPU_FACTS if on_gpu else _FACTS, _SPEC)
+        if options.max_model_len is None:
+            spec = dataclasses.replace(spec, max_position=recorded.max_model_len)
+    options = dataclasses.replace(
+        options,
+        **(values | filled_in),
+        sources=options.sources | dict.fromkeys(filled_in, "recorded"),
+    )
+    try:
+        return resolve(options, _GPU_FACTS if on_gpu else _FACTS, spec)
+    except StartupError as error:
+        raise OptionError(f"{error}{_told_recorded(str(error), filled_in)}") from None
 
 
 def make_scheduler(config: Config) -> Scheduler:
@@ -67,8 +89,14 @@ def _recorded(start: Start) -> dict[str, Any]:
     return {
         "kv_cache_tokens": (start.num_pages - 1) * start.page_size,
         "block_size": start.page_size,
-        "max_model_len": start.max_model_len,
         "max_num_seqs": start.max_num_seqs,
         "max_num_batched_tokens": start.max_num_batched_tokens,
         "enable_prefix_caching": start.prefix_caching,
     }
+
+
+def _told_recorded(message: str, filled_in: dict[str, Any]) -> str:
+    """Which of the flags that a message speaks of nobody gave."""
+    flags = {FLAG.spell(name): value for name, value in filled_in.items()}
+    named = [f"{flag} {value}" for flag, value in flags.items() if f"{flag} " in message]
+    return f" Recorded: {', '.join(named)}." if named else ""
