@@ -208,7 +208,7 @@ class Options:
         or_auto(count(1, 2**16)),
         "Scheduling",
         "Requests that may run at once: a ceiling, the KV cache may admit fewer; auto: one for "
-        "each short request that the KV cache holds",
+        "each 64 tokens that the KV cache holds, at least 16",
     )
     max_num_batched_tokens: int | Auto = option(
         "auto", or_auto(count(1)), "Scheduling", "Tokens that one step may compute"

@@ -15,7 +15,7 @@ from octavo.distributed.comm import SingleCommunicator
 from octavo.engine.client import EngineInfo
 from octavo.engine.loop import EngineLoop
 from octavo.engine.record import open_recorder
-from octavo.engine.scheduling import build_scheduler, describe_scheduling
+from octavo.engine.scheduling import build_scheduler, describe_scheduling, swap_warning
 from octavo.engine.startup import read_checkpoint
 from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
@@ -56,6 +56,8 @@ def build_engine(config: Config, progress: Progress | None = None) -> tuple[Engi
     scheduler = build_scheduler(config, layout, page_seconds)
     notes["scheduling"] = describe_scheduling(config, page_seconds)
     log.info("Scheduling: %s", notes["scheduling"])
+    if warning := swap_warning(config, layout):
+        log.warning(warning)
     info = EngineInfo(
         max_model_len=config.max_model_len,
         num_pages=config.num_pages,

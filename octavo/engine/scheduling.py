@@ -45,6 +45,18 @@ def describe_scheduling(config: Config, page_seconds: float = 0.0) -> str:
     return "; ".join(parts)
 
 
+def swap_warning(config: Config, layout: CacheLayout) -> str | None:
+    """A sentence if host memory was insisted on and has no room for the longest request."""
+    needed = layout.peak_pages(config.max_model_len, 1)
+    if config.preemption_mode != "swap" or config.num_host_pages >= needed:
+        return None
+    return (
+        f"--preemption-mode swap: the --swap-space holds {config.num_host_pages:,} pages and a "
+        f"request of {config.max_model_len:,} tokens may take {needed:,}; what has no room there "
+        f"when it is preempted is computed again."
+    )
+
+
 def _policy(config: Config) -> Policy:
     if config.scheduling_policy == "priority":
         return AgedPriority(config.priority_ageing)

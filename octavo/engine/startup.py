@@ -40,6 +40,8 @@ def prepare(options: Options) -> Config:
 
     In the result ``model`` is a path on this machine. Raises :class:`StartupError`.
     """
+    if options.trace_file is not None:
+        _check_writable("--trace-file", Path(options.trace_file))
     if options.revision and options.model and Path(options.model).exists():
         raise OptionError("--revision is for a model on the hub; this one is on this machine.")
     located = locate(
@@ -54,6 +56,17 @@ def prepare(options: Options) -> Config:
     )
     checkpoint = read_checkpoint(options)
     return resolve(options, read_host_facts(), checkpoint.spec)
+
+
+def _check_writable(flag: str, path: Path) -> None:
+    """Now, not after a download. Leaves no file that was not there."""
+    existed = path.exists()
+    try:
+        path.open("ab").close()
+    except OSError as error:
+        raise StartupError(f"{flag}: cannot write {path}: {error.strerror}.") from None
+    if not existed:
+        path.unlink()
 
 
 def _tokenizer(options: Options) -> str | None:

@@ -100,6 +100,8 @@ def test_a_pool_of_459_pages_refuses_a_32k_model_and_says_what_fits() -> None:
         assert "holds 7344 tokens" in message
         assert "32768" in message
         assert "--max-model-len 7344" in message
+        assert "larger --kv-cache-tokens." in message
+    assert "larger --kv-cache-memory." in refusal(LONG, kv_cache_memory="100MiB")
 
 
 def test_auto_length_shrinks_to_the_pool() -> None:
@@ -176,11 +178,11 @@ def test_tokens_and_memory_exclude_each_other() -> None:
     ("given", "seqs", "batched"),
     [
         ({}, 256, 2048),
-        ({"kv_cache_tokens": "8192"}, 64, 2048),
+        ({"kv_cache_tokens": "8192"}, 128, 2048),
         ({"kv_cache_tokens": "65536"}, 256, 2048),
-        ({"kv_cache_tokens": "512", "max_model_len": "512"}, 8, 2048),
+        ({"kv_cache_tokens": "512", "max_model_len": "512"}, 16, 2048),
         ({"kv_cache_tokens": "64", "max_model_len": "64"}, 4, 2048),
-        ({"kv_cache_tokens": "8192", "max_model_len": "64"}, 128, 2048),
+        ({"kv_cache_tokens": "8192", "max_model_len": "32"}, 256, 2048),
         ({"max_num_batched_tokens": "48"}, 48, 48),
         ({"max_num_seqs": "4096"}, 4096, 4096),
     ],

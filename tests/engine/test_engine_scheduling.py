@@ -13,7 +13,7 @@ from octavo.core.capacity import cache_layout
 from octavo.core.request import Request
 from octavo.core.scheduler import Scheduler
 from octavo.distributed.executor import LocalExecutor
-from octavo.engine.scheduling import build_scheduler, describe_scheduling
+from octavo.engine.scheduling import build_scheduler, describe_scheduling, swap_warning
 from tests.fakes.loop import AdmitAll, SchedulerLoop
 from tests.fakes.runner import FakeWorker
 from tests.fakes.tiny_models import tiny_spec
@@ -145,9 +145,9 @@ def test_preemption_modes(mode: str, page_seconds: float, swapped: bool) -> None
 
 
 def test_no_more_run_than_the_ceiling() -> None:
-    for options, most in (({"max_num_seqs": 3}, 3), ({}, 32)):  # auto: pool over a short request
+    for options, most in (({"max_num_seqs": 3}, 3), ({}, 64)):  # auto: pool over a short request
         loop = make_loop(**options)
-        loop.submit(*(Request(str(i), [i], 9) for i in range(40)))
+        loop.submit(*(Request(str(i), [i], 9) for i in range(80)))
         loop.step()
         assert loop.scheduler.stats().running == most
 
@@ -155,8 +155,8 @@ def test_no_more_run_than_the_ceiling() -> None:
 def test_the_start_says_what_was_chosen() -> None:
     plain = make_config(preemption_mode="recompute")
     assert describe_scheduling(plain) == (
-        "fcfs; at most 32 requests at once (requests of 128 tokens that the KV cache holds, at "
-        "least 8); preemption by recompute"
+        "fcfs; at most 64 requests at once (requests of 64 tokens that the KV cache holds, at "
+        "least 16); preemption by recompute"
     )
     config = make_config(
         scheduling_policy="fair",
@@ -173,3 +173,16 @@ def test_the_start_says_what_was_chosen() -> None:
         "target ITL 50 ms; target TTFT 900 ms; preemption by swap or recompute, "
         "1,000 host pages (0.01 GiB: flag --swap-space), 4 µs a page (2.0 GB/s)"
     )
+
+
+@pytest.mark.parametrize(
+    ("mode", "pages", "warned"), [("swap", 255, True), ("swap", 256, False), ("auto", 255, False)]
+)
+def test_swap_space_without_room_for_the_longest_request_is_warned_of(
+    mode: str, pages: int, warned: bool
+) -> None:
+    config = make_config(preemption_mode=mode, swap_space=f"{8 * pages}KiB")
+    warning = swap_warning(config, cache_layout(SPEC))
+    assert (warning is not None) == warned
+    if warning:
+        assert "holds 255 pages and a request of 4,096 tokens may take 256;" in warning
