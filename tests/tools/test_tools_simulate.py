@@ -153,6 +153,11 @@ def test_prompts_that_hit_the_cache_hit_it_again(tmp_path: Path) -> None:
             ["--requests", "3", "--max-model-len", "9000", "--kv-cache-tokens", "8k"],
             "or a larger --kv-cache-tokens",
         ),
+        (["--requests", "3", "--request-rate", "1e-320"], "--request-rate: must be a number of"),
+        (
+            ["--requests", "3", "--request-rate", "1", "--burstiness", "1e-320"],
+            "--burstiness: must be a number of",
+        ),
         (["nowhere"], "Cannot read nowhere"),
         (["--requests", "3", "--prompt", "900", "--kv-cache-tokens", "512"], "no room for an"),
         (["--requests", "3", "--max-num-seqs", "9", "--max-num-batched-tokens", "3"], "is less"),

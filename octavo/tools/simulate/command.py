@@ -83,9 +83,9 @@ def _parser() -> Parser:
     add("--output", **lengths, help="tokens an answer, likewise (default: 128)")
     add("--max-tokens", type=value_of(count(1, MOST)), metavar="N",
         help="what each client asks for (default: the longest --output)")  # fmt: skip
-    add("--request-rate", type=value_of(real(0, above_low=True)), metavar="X",
+    add("--request-rate", type=value_of(real(1e-6, 1e6)), metavar="X",
         help="arrivals a second (default: all at once)")  # fmt: skip
-    add("--burstiness", type=value_of(real(0, above_low=True)), metavar="X",
+    add("--burstiness", type=value_of(real(1e-6, 1e6)), metavar="X",
         help="gaps between arrivals: 1 Poisson, below 1 in bursts (default: 1)")  # fmt: skip
     add("--tenants", type=value_of(count(1)), metavar="N", help="API keys, in turns (default: 1)")
     add("--seed", type=value_of(count(0)), metavar="N",

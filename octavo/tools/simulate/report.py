@@ -30,7 +30,7 @@ LABELS = (
     ("Running requests, peak:", "peak_running", "{:.0f}"),
     ("Recorded output (tok/s):", "recorded_output_tok_s", "{:.2f}"),
     ("Recorded steps after the last end:", "recorded_steps_left_out", "{:,.0f}"),
-    ("Decodes before it, not ended:", "recorded_rows_left_out", "{:.1%}"),
+    ("Decodes of requests cut off:", "recorded_rows_left_out", "{:.1%}"),
     ("Predicted ÷ recorded output:", "predicted_over_recorded", "{:.3f}"),
 )
 
