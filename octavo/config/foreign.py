@@ -77,11 +77,13 @@ _NOT_YET: dict[str, str] = {
     "reasoning is not told apart from the answer": "reasoning_parser reasoning_effort_map",
     "there is no structured output": "structured_outputs_config grammar_backend",
     "input is text only": "limit_mm_per_prompt mm_processor_kwargs",
-    "weights and KV cache stay on the device": (
+    "weights and KV cache stay on the device, but for preempted requests (--swap-space)": (
         "cpu_offload_gb kv_offloading_size kv_offloading_backend kv_transfer_config "
         "kv_events_config"
     ),
-    "nothing is compiled or captured": "compilation_config performance_mode cuda_graph_sizes",
+    "nothing is compiled, and graphs are captured unless --enforce-eager": (
+        "compilation_config performance_mode cuda_graph_sizes"
+    ),
     "put a proxy in front for TLS": "ssl_keyfile ssl_certfile ssl_ca_certs ssl_cert_reqs",
     "a loaded model stays awake": "enable_sleep_mode",
     "there is no tracing": "otlp_traces_endpoint collect_detailed_traces profiler_config",
