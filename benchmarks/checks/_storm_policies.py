@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from octavo.core.admission import AdmitWhatFits
-from octavo.core.pacing import PrefillPace
+from octavo.core.pacing import PrefillPace, Prompt
 from octavo.core.pages import PagePool
 from octavo.core.preemption import Preemption
 from octavo.core.scheduler import Scheduler
@@ -20,7 +20,9 @@ MAX_MODEL_LEN = 1 << 15
 class Unpaced(PrefillPace):
     """Prompts take whatever a step has left."""
 
-    def tokens(self, budget: int, rows: int, context: int, pressed: bool, waited: float) -> int:
+    def tokens(
+        self, budget: int, rows: int, context: int, pressed: bool, oldest: Prompt | None = None
+    ) -> int:
         return budget
 
 

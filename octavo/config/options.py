@@ -242,7 +242,8 @@ class Options:
         None,
         real(0, above_low=True),
         "Scheduling",
-        "Time to the first token to aim at, in ms, when requests are admitted; none: no target",
+        "Time to the first token to aim at, in ms: a prompt that is held back for want of pages is "
+        "hurried in time; none: no target",
     )
     preemption_mode: str = option(
         "auto",

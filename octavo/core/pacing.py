@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from octavo.core.steptime import StepTimeFit
 
 STEADY_SHARE = 3.0  # of the prefill that a steady state needs: what prompts get under pressure
 MEMORY_STEPS = 256  # over which that need is measured
 LEAST_CHUNK = 16  # tokens a step that prompts always get: they must not starve either
-URGENT = 0.5  # share of the TTFT target that the head of the queue may wait before prompts go first
+MARGIN = 1.2  # on the predicted time of a prompt: its later slices have more to read
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """One under way, whose request has no token yet."""
+
+    id: str  # of the request
+    waited: float  # seconds since that arrived
+    left: int  # tokens to compute
 
 
 class PrefillPace:
@@ -16,8 +27,9 @@ class PrefillPace:
     Under *pressure* (somebody waits for pages) requests can start only as others end, so prompts
     need no more than their steady rate; a little above it they arrive in time, and no step is much
     longer than the others. ``target_itl`` seconds bound the predicted step, whatever the pressure.
-    ``target_ttft`` seconds lift the first bound, never the second, while the oldest request
-    without a token has waited for more than half of them, and can still be in time.
+    ``target_ttft`` seconds lift the first bound, never the second, for the oldest prompt under way:
+    once it would come too late at the steady rate, and then until its first token. One that is
+    too late before it begins is not hurried: in an overload that would be all of them.
     """
 
     def __init__(
@@ -26,26 +38,38 @@ class PrefillPace:
         self.step_time = StepTimeFit()
         self._target_itl = target_itl
         self._target_ttft = target_ttft
+        self._hurried = ""  # id of the latest prompt that was
         self._sum = self._weight = 0.0  # of prefill tokens, and of steps; both forget
 
-    def tokens(self, budget: int, rows: int, context: int, pressed: bool, waited: float) -> int:
+    def tokens(
+        self, budget: int, rows: int, context: int, pressed: bool, oldest: Prompt | None = None
+    ) -> int:
         """At most ``budget`` tokens beside ``rows`` decodes that read ``context`` tokens.
 
-        ``waited`` are the seconds since the oldest request without a token arrived.
+        ``oldest`` is the oldest prompt under way, if there is any.
         """
         if not rows:
             return budget
-        if pressed and not self._is_urgent(waited):
-            budget = min(budget, max(LEAST_CHUNK, int(STEADY_SHARE * self.need)))
+        if pressed:
+            share = max(LEAST_CHUNK, int(STEADY_SHARE * self.need))
+            if oldest is not None and self._must_hurry(oldest, share, rows, context):
+                share = max(share, oldest.left)
+            budget = min(budget, share)
         if self._target_itl is not None and self.step_time.ready:
             within = self.step_time.prefill_tokens_within(self._target_itl, rows, context)
             budget = min(budget, max(LEAST_CHUNK, within))
         return budget
 
-    def _is_urgent(self, waited: float) -> bool:
-        """Past the target it is missed: others need not suffer any more."""
-        target = self._target_ttft
-        return target is not None and URGENT * target < waited <= target
+    def _must_hurry(self, prompt: Prompt, rate: int, rows: int, context: int) -> bool:
+        """Whether at ``rate`` tokens a step it misses the target, which it has not done yet."""
+        if self._target_ttft is None or not self.step_time.ready:
+            return False
+        if prompt.id != self._hurried:
+            seconds = prompt.left / rate * self.step_time.predict(rate, rows, context)
+            if not 0 < self._target_ttft - prompt.waited < MARGIN * seconds:
+                return False
+            self._hurried = prompt.id
+        return True
 
     @property
     def need(self) -> float:

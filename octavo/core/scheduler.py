@@ -20,7 +20,7 @@ from octavo.core.forecast import Forecast
 from octavo.core.histogram import LATENCY_BOUNDS, Histogram
 from octavo.core.kvcache import KVCache, Quote
 from octavo.core.news import add_logprobs
-from octavo.core.pacing import PrefillPace
+from octavo.core.pacing import PrefillPace, Prompt
 from octavo.core.pages import PagePool
 from octavo.core.plan import AbortReason, Delta, FinishReason, StepOutput, StepPlan, StepResult
 from octavo.core.preemption import Preemption, newest
@@ -327,7 +327,12 @@ class Scheduler:
         if pressed and catching_up:  # until all have caught up, nobody else is looked at
             self._pressed_until = self._step + PRESSURE_STEPS
         context = sum(flight.plan.starts) + oldest.scheduled  # a slice reads its own prompt too
-        return self.pace.tokens(budget, rows, context, pressed, now - oldest.arrival)
+        prompts = (
+            Prompt(seq.id, now - seq.arrival, seq.total - seq.scheduled)
+            for seq in catching_up
+            if not seq.num_output
+        )
+        return self.pace.tokens(budget, rows, context, pressed, next(prompts, None))
 
     def _grow(self, flight: Flight, seq: Sequence, end: int, reason: str) -> list[list[int]] | None:
         """Pages up to ``end`` tokens, preempting from the end of the order until there is room;

@@ -17,7 +17,7 @@ def test_each_quiet_tenant_gets_its_share_and_fcfs_would_not_give_it() -> None:
 
 def test_streams_keep_their_rhythm_with_a_target_and_lose_it_without() -> None:
     check = Check("targets")
-    _storm_targets.lines(check, num_requests=200)
+    _storm_targets.rhythm(check, num_requests=200)
     assert check.passed
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.pacing import LEAST_CHUNK, STEADY_SHARE, URGENT, PrefillPace
+from octavo.core.pacing import LEAST_CHUNK, STEADY_SHARE, PrefillPace, Prompt
 from tests.fakes.loop import make_loop, request
 
 BUDGET = 2048
@@ -24,8 +24,8 @@ def shown(pace: PrefillPace, steps: int = 200) -> PrefillPace:
     return pace
 
 
-def tokens(pace: PrefillPace, *, pressed: bool = False, waited: float = 0.0) -> int:
-    return pace.tokens(BUDGET, ROWS, CONTEXT, pressed, waited)
+def tokens(pace: PrefillPace, *, pressed: bool = False, oldest: Prompt | None = None) -> int:
+    return pace.tokens(BUDGET, ROWS, CONTEXT, pressed, oldest)
 
 
 def test_prompts_get_all_that_is_left_without_pressure_and_targets() -> None:
@@ -35,7 +35,7 @@ def test_prompts_get_all_that_is_left_without_pressure_and_targets() -> None:
 @pytest.mark.parametrize("pressed", [True, False])
 def test_where_nobody_decodes_nobody_is_held_up(pressed: bool) -> None:
     pace = shown(PrefillPace(target_itl=0.02, target_ttft=1.0))
-    assert pace.tokens(BUDGET, 0, 0, pressed, 0.0) == BUDGET
+    assert pace.tokens(BUDGET, 0, 0, pressed) == BUDGET
 
 
 def test_pressure_leaves_prompts_a_little_more_than_their_steady_need() -> None:
@@ -59,13 +59,39 @@ def test_a_target_waits_until_steps_were_seen() -> None:
     assert tokens(shown(PrefillPace(target_itl=0.1), steps=8)) == BUDGET
 
 
-def test_an_urgent_first_token_lifts_the_bound_of_pressure_but_not_that_of_the_itl() -> None:
-    late, early = 1.01 * URGENT * 2.0, 0.99 * URGENT * 2.0
-    pace = shown(PrefillPace(target_ttft=2.0))
-    assert tokens(pace, pressed=True, waited=late) == BUDGET
-    assert tokens(pace, pressed=True, waited=early) < BUDGET
-    both = shown(PrefillPace(target_itl=0.1, target_ttft=2.0))
-    assert tokens(both, pressed=True, waited=late) == tokens(both) < BUDGET
+TTFT = 100.0
+
+
+def steady_seconds(pace: PrefillPace, left: int) -> float:
+    """What a prompt of ``left`` tokens takes under pressure."""
+    rate = tokens(pace, pressed=True)
+    return left / rate * seconds(rate, ROWS, CONTEXT)
+
+
+def test_a_prompt_is_hurried_when_it_would_miss_the_target_at_the_steady_rate() -> None:
+    pace = shown(PrefillPace(target_ttft=TTFT))
+    needs = steady_seconds(pace, 4000)
+    early, late = (Prompt("p", TTFT - margin * needs, 4000) for margin in (1.5, 1.1))
+    assert tokens(pace, pressed=True, oldest=early) == tokens(pace, pressed=True) < BUDGET
+    assert tokens(pace, pressed=True, oldest=late) == BUDGET
+    assert tokens(shown(PrefillPace()), pressed=True, oldest=late) < BUDGET  # no target
+
+
+def test_who_is_hurried_stays_so_to_the_first_token_though_it_comes_too_late() -> None:
+    pace = shown(PrefillPace(target_ttft=TTFT))
+    assert tokens(pace, pressed=True, oldest=Prompt("p", TTFT - 0.01, 4000)) == BUDGET
+    assert tokens(pace, pressed=True, oldest=Prompt("p", TTFT + 9.0, 1000)) == 1000
+
+
+def test_who_is_too_late_from_the_start_is_not_hurried() -> None:
+    pace = shown(PrefillPace(target_ttft=TTFT))
+    assert tokens(pace, pressed=True, oldest=Prompt("p", TTFT + 0.01, 4000)) < BUDGET
+
+
+def test_a_hurried_prompt_keeps_the_bound_of_the_itl() -> None:
+    both = shown(PrefillPace(target_itl=0.1, target_ttft=TTFT))
+    late = Prompt("p", TTFT - 0.01, 4000)
+    assert tokens(both, pressed=True, oldest=late) == tokens(both) < BUDGET
 
 
 def test_a_slower_machine_shrinks_the_chunks() -> None:
@@ -88,6 +114,8 @@ def steps_to_first_token(pace: PrefillPace) -> int:
         long_prefill_token_threshold=48,  # so that the step has a look at who waits
     )
     loop.submit(request("a", 16, 190), request("b", 16, 190))
+    for step in range(40):  # the loop's steps take no time themselves
+        pace.observe((step % 4 == 0) * 16, 2, 100, 1.0)
     for _ in range(100):  # the need of prompts is hardly anything
         loop.step()
     loop.submit(request("long", 500, 2), request("waits", 500, 2))
