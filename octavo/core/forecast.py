@@ -16,7 +16,7 @@ HORIZONS = np.array(
 )  # pages of output
 EARLIER = np.concatenate([[0], HORIZONS[:-1]])  # who must end after it counts at the next one
 FIRST_CAUTION = 1.0
-MIN_CAUTION, MAX_CAUTION = -2.0, 2.0
+MIN_CAUTION, MAX_CAUTION = -2.0, 2.5
 MORE_CAUTION = 0.08  # for each request's worth of tokens that preemptions have lost
 # So many requests' worth of tokens may be lost while all that run are replaced once. What few
 # requests hold fluctuates more, so that caution costs a small pool more than a large one.

@@ -8,6 +8,7 @@ from octavo.core.steptime import StepTimeFit
 
 STEADY_SHARE = 3.0  # of the prefill that a steady state needs: what prompts get under pressure
 MEMORY_STEPS = 256  # over which that need is measured
+FIRST_CHUNK = 64  # tokens a step, where there is an ITL target and the time of steps is not known
 LEAST_CHUNK = 16  # tokens a step that prompts always get: they must not starve either
 MARGIN = 1.2  # on the predicted time of a prompt: its later slices have more to read
 
@@ -55,10 +56,15 @@ class PrefillPace:
             if oldest is not None and self._must_hurry(oldest, share, rows, context):
                 share = max(share, oldest.left)
             budget = min(budget, share)
-        if self._target_itl is not None and self.step_time.ready:
-            within = self.step_time.prefill_tokens_within(self._target_itl, rows, context)
-            budget = min(budget, max(LEAST_CHUNK, within))
+        if self._target_itl is not None:
+            budget = min(budget, max(LEAST_CHUNK, self._within(self._target_itl, rows, context)))
         return budget
+
+    def _within(self, seconds: float, rows: int, context: int) -> int:
+        """Prompt tokens of a step that takes ``seconds``; few, while nothing is known of steps."""
+        if not self.step_time.ready:
+            return FIRST_CHUNK
+        return self.step_time.prefill_tokens_within(seconds, rows, context)
 
     def _must_hurry(self, prompt: Prompt, rate: int, rows: int, context: int) -> bool:
         """Whether at ``rate`` tokens a step it misses the target, which it has not done yet."""

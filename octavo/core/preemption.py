@@ -10,7 +10,7 @@ from octavo.core.sequence import Sequence
 from octavo.core.steptime import StepTimeFit
 
 PreemptionMode = Literal["auto", "recompute", "swap"]
-PATIENCE_STEPS = 3  # that sequences short of a page wait for another one to end
+PATIENCE_STEPS = 4  # that sequences short of a page wait for another one to end
 _by_key = attrgetter("key")
 
 

@@ -23,9 +23,9 @@ from octavo.core.news import add_logprobs
 from octavo.core.pacing import PrefillPace, Prompt
 from octavo.core.pages import PagePool
 from octavo.core.plan import AbortReason, Delta, FinishReason, StepOutput, StepPlan, StepResult
-from octavo.core.preemption import Preemption, newest
+from octavo.core.preemption import Preemption
 from octavo.core.request import Request
-from octavo.core.sequence import GONE, Sequence
+from octavo.core.sequence import GONE, NOT_SHORT, Sequence
 from octavo.core.stats import SchedulerStats
 from octavo.core.waiting import Fcfs, Policy
 
@@ -43,7 +43,7 @@ class Scheduler:
     ``policy`` says in which order requests wait, ``admission`` whether the next one may join,
     ``preemption`` who must go when pages are short, and what becomes of its pages, and ``pace``
     how much of a step prompts may take; ``long_prefill_token_threshold``, if not 0, how
-    much of one prompt. ``choose`` names the victim among the running ones.
+    much of one prompt. ``choose`` names the victim among the running ones, if not ``policy``.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Scheduler:
         policy: Policy | None = None,
         admission: Admission | None = None,
         preemption: Preemption | None = None,
-        choose: Callable[[list[Sequence]], Sequence] = newest,
+        choose: Callable[[list[Sequence]], Sequence] | None = None,
         pace: PrefillPace | None = None,
         long_prefill_token_threshold: int = 0,
         host_pages: int = 0,
@@ -81,7 +81,7 @@ class Scheduler:
             self.cache.page_size, self.max_len, growing=pool.layout.num_growing
         )
         self._preemption = preemption or Preemption()
-        self._choose = choose
+        self._choose = choose or self._policy.victim
         self._step = 0
         self._num_submitted = 0
         self._queue_times = Histogram(LATENCY_BOUNDS)
@@ -95,8 +95,7 @@ class Scheduler:
         self._blocked: Sequence | None = None  # head that was refused …
         self._retry = 0  # … and is not looked at before this step, unless pages come back
         self._pressed_until = 0
-        self._num_short = 0  # sequences that lack a page in the step that is being planned …
-        self._short_since: int | None = None  # … and in all steps since this one
+        self._is_short = False  # somebody lacks a page in the step that is being planned
         self._ends: tuple[Sequence, Sequence] | None = None  # see _ends_of_order
         self._flights: deque[Flight] = deque()
         self._free_slots = list(range(self.max_num_seqs - 1, -1, -1))
@@ -187,17 +186,16 @@ class Scheduler:
         flight = Flight(self._step, now, len(self.pool.layout.blocks))
         self._step += 1
         self._admission.begin_step()
-        self._num_short, self._ends = 0, None
+        self._is_short, self._ends = False, None
         others = flight.add_decodes(self._running)
         catching_up = self._extend(flight, others) if others else []
         budget = self._prefill_budget(flight, catching_up, now)
-        is_full = self._num_short or not budget
+        is_full = self._is_short or not budget
         if self._head_precedes(self._running if is_full else catching_up):
             budget -= self._admit_head(flight, max(1, budget))  # without budget: in another's place
         if catching_up:
             budget = self._catch_up(flight, catching_up, budget)
-        if not self._num_short:
-            self._short_since = None
+        if not self._is_short:
             self._admit(flight, budget)
         plan = flight.plan
         if plan.slots:
@@ -299,17 +297,30 @@ class Scheduler:
 
     def _catch_up(self, flight: Flight, seqs: list[Sequence], budget: int) -> int:
         """Slices of prompts (or what a preemption lost). Returns what is left of the budget."""
-        for seq in seqs:
+        for index, seq in enumerate(seqs, start=1):
             if budget <= 0:
                 break
             if seq.slot < 0:
                 continue
-            count = min(budget, seq.total - seq.scheduled, self._longest_slice)
+            is_last = index == len(seqs) and self._refuses_head()
+            count = min(self._share(budget, is_last), seq.total - seq.scheduled)
             pages = self._grow(flight, seq, seq.scheduled + count, "prefill")
             if pages is not None:
                 self._add_slice(flight, seq, count, pages)
                 budget -= count
         return budget
+
+    def _share(self, budget: int, is_last: bool) -> int:
+        """Tokens that one prompt may take. Where the length of slices is bounded, so that short
+        prompts pass long ones, none takes all that is left while there are others."""
+        if self._longest_slice < self.max_num_batched_tokens and not is_last:
+            budget -= budget // 2
+        return min(budget, self._longest_slice)
+
+    def _refuses_head(self) -> bool:
+        """Nobody waits, or whoever is next was refused and is not looked at yet."""
+        head = self._policy.head()
+        return head is None or (head is self._blocked and self._step < self._retry)
 
     def _add_slice(self, flight: Flight, seq: Sequence, count: int, pages: list[list[int]]) -> None:
         start = seq.scheduled
@@ -340,28 +351,26 @@ class Scheduler:
         Alone, a sequence always fits: see ``max_len``."""
         if (pages := self.cache.grow(seq, end)) is not None:
             return pages
-        self._num_short += 1
-        if self._short_since is None:
-            self._short_since = self._step
+        self._is_short = True
         while pages is None:
             victim, first = self._ends_of_order()
-            if seq is not first and self._has_patience(victim):
+            if seq is not first and self._has_patience(seq, victim):
                 return None
             if victim is first and self._flights:
                 return None  # what is under way for it will give pages back
-            self._short_since = None
             self._preempt(flight, victim, reason)
             if victim is seq:
                 return None
             pages = self.cache.grow(seq, end)
+        seq.short_since = NOT_SHORT
         return pages
 
-    def _has_patience(self, victim: Sequence) -> bool:
-        """Whether those short of pages may wait some more. Not while the victim computes its
-        prompt: such steps are long, and nobody hears it stop."""
-        if self._short_since is None:
-            return False
-        short_for = self._step - self._short_since
+    def _has_patience(self, seq: Sequence, victim: Sequence) -> bool:
+        """Whether ``seq`` may wait some more for a page. Not while the victim computes its prompt:
+        such steps are long, and nobody hears it stop."""
+        if seq.short_since == NOT_SHORT:
+            seq.short_since = self._step
+        short_for = self._step - seq.short_since
         return short_for < self._preemption.patience and victim.scheduled + 1 >= victim.total
 
     def _ends_of_order(self) -> tuple[Sequence, Sequence]:
@@ -417,7 +426,7 @@ class Scheduler:
     def _admit_head(self, flight: Flight, budget: int) -> int:
         """Let the head of the queue join. Returns the tokens of its first slice; 0: it cannot."""
         seq = self._policy.head()
-        if seq is None or (seq is self._blocked and self._step < self._retry):
+        if seq is None or self._refuses_head():
             return 0
         quote = self.cache.quote(seq, min(budget, self._longest_slice))
         if not self._make_room(flight, seq, quote):

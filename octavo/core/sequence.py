@@ -8,6 +8,7 @@ from octavo.core.request import Request
 
 WAITING = -1  # values of ``slot`` for a sequence that holds none
 GONE = -2
+NOT_SHORT = -1
 
 
 class Sequence:
@@ -49,6 +50,7 @@ class Sequence:
         "request",
         "room",
         "scheduled",
+        "short_since",
         "slot",
         "stop_ids",
         "tables",
@@ -80,6 +82,7 @@ class Sequence:
         self.due = 0
         self.published: int | None = 0  # pages findable; None: this one publishes nothing
         self.promised = 0  # pages, over all groups, still to be reserved for known tokens
+        self.short_since = NOT_SHORT  # step in which it first lacked the page that it lacks
         self.reached = 0  # tokens that earlier lives had computed
         self.charged = 0  # tokens its tenant was charged for
         self.tables: list[list[int]] = []

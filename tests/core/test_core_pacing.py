@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.pacing import LEAST_CHUNK, STEADY_SHARE, PrefillPace, Prompt
+from octavo.core.pacing import FIRST_CHUNK, LEAST_CHUNK, STEADY_SHARE, PrefillPace, Prompt
 from tests.fakes.loop import make_loop, request
 
 BUDGET = 2048
@@ -55,8 +55,8 @@ def test_a_target_bounds_the_predicted_step() -> None:
     assert tokens(tight) == LEAST_CHUNK  # prompts must not starve
 
 
-def test_a_target_waits_until_steps_were_seen() -> None:
-    assert tokens(shown(PrefillPace(target_itl=0.1), steps=8)) == BUDGET
+def test_before_steps_were_seen_a_target_makes_chunks_small() -> None:
+    assert tokens(shown(PrefillPace(target_itl=0.1), steps=8)) == FIRST_CHUNK
 
 
 TTFT = 100.0

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.pages import NULL_PAGE, BlockSpec, CacheLayout
-from octavo.core.preemption import Preemption, newest
+from octavo.core.pages import NULL_PAGE, BlockSpec, CacheLayout, PagePool
+from octavo.core.preemption import Preemption, PreemptionMode, newest
 from octavo.core.request import Request, Sampling
+from octavo.core.scheduler import MAX_LIVES, Scheduler
 from octavo.core.sequence import Sequence
 from octavo.core.steptime import StepTimeFit
+from octavo.core.waiting import AgedPriority
+from tests.fakes.executor import FakeExecutor
 from tests.fakes.loop import AdmitAll, SchedulerLoop, make_loop, request
+from tests.fakes.runner import FakeWorker
 
 TOKEN_SECONDS = 1e-3
 NUM_TOKENS = 40
@@ -91,3 +95,55 @@ def test_nobody_waits_longer_than_patience_lasts() -> None:
     both = [len(plan.slots) for plan in loop.history[:9]]
     assert both == [2, 2, 1, 1, 1, 1, 1, 1, 1]  # short from the third step on; gone at the seventh
     assert loop.history[6].leaves == [1]
+
+
+def test_who_is_spared_shields_nobody_else() -> None:
+    loop = make_loop(pages=100, seqs=4, policy=AgedPriority())
+    loop.submit(*(request(f"bulk {index}", 8, 60, priority=5) for index in range(4)))
+    loop.step()
+    loop.scheduler._live["bulk 3"].lives = MAX_LIVES
+    loop.submit(request("urgent", 8, 2))
+    loop.step()
+    assert loop.outputs["urgent"].ids
+    assert loop.scheduler._live["bulk 3"].slot >= 0
+    loop.run()
+
+
+def test_tokens_that_are_lost_while_they_are_computed_again_count_once_a_time() -> None:
+    loop = make_loop(seqs=1, tokens=4, max_len=64, policy=AgedPriority(1e6), prefix_caching=False)
+    loop.submit(request("slow", 40, 4, priority=9))
+    for number in range(6):
+        for _ in range(3):
+            loop.step()
+        loop.submit(request(f"urgent {number}", 4, 1, priority=number - 6))
+    loop.run()
+    stats = loop.scheduler.stats()
+    assert stats.preemptions == 6
+    assert stats.recomputed_tokens == stats.computed_tokens - (40 + 3) - 6 * 4
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3])
+@pytest.mark.parametrize("mode", ["recompute", "swap"])
+def test_alone_nobody_is_preempted_however_little_a_step_computes(
+    depth: int, mode: PreemptionMode
+) -> None:
+    blocks = (BlockSpec(), BlockSpec(window=24))
+    pages = CacheLayout(blocks, 4).peak_pages(120, 1)
+
+    def worker(rank: int) -> FakeWorker:
+        return FakeWorker(
+            num_pages=pages + 1, page_size=4, blocks=blocks, max_num_seqs=1, host_pages=99
+        )
+
+    scheduler = Scheduler(
+        pool=PagePool(pages + 1, 4, blocks),
+        max_num_seqs=1,
+        max_num_batched_tokens=1,
+        max_model_len=120,
+        preemption=Preemption(mode),
+        host_pages=99,
+    )
+    loop = SchedulerLoop(scheduler, FakeExecutor(worker, 1, depth))
+    loop.submit(request("alone", 19, 200))
+    loop.run()
+    assert scheduler.stats().preemptions == 0
