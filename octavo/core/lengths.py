@@ -38,7 +38,6 @@ class LengthEstimate:
         self._weight = 1.0  # of an event now; grows, instead of all counts shrinking
         self._expected = 0.0
         self._happened = 0.0
-        self.version = 0  # of the hazard
 
     def entered(self, age: int) -> None:
         """A running answer has reached page ``age`` of its output, and may end there."""
@@ -63,7 +62,6 @@ class LengthEstimate:
         belief = PRIOR_WEIGHT * self._weight
         hazard = np.minimum((deaths + belief * self._prior) / (risk + belief), 0.95)
         self._hazard = hazard.tolist()
-        self.version += 1
 
     @property
     def drift(self) -> float:

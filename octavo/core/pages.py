@@ -175,14 +175,14 @@ class PagePool:
     def num_referenced(self) -> int:
         return self.num_usable - self._num_queued
 
-    def reserve(self, cached: Collection[int], count: int, spare: int = 0) -> Grant | None:
+    def reserve(self, cached: Collection[int], count: int) -> Grant | None:
         """Reference the distinct pages ``cached`` and ``count`` fresh ones, or change nothing.
 
-        None if fewer than ``spare`` pages would stay available.
+        None if that many are not available.
         """
         refs = self._refs
         idle = [page for page in cached if not refs[page]]
-        if len(idle) + count + spare > self._num_queued:
+        if len(idle) + count > self._num_queued:
             return None
         for page in idle:
             self._unlink(page)

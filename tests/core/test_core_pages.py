@@ -33,19 +33,18 @@ def test_a_refused_grant_changes_nothing() -> None:
     held = take(pool, 2)
     before = (pool.num_free, pool.num_cached, pool.num_referenced)
     assert pool.reserve((table[0],), 3) is None
-    assert pool.reserve((table[0],), 1, spare=2) is None
     assert (pool.num_free, pool.num_cached, pool.num_referenced) == before
     pool.audit([held])
     assert pool.lookup(b"a") == table[0]
 
 
-def test_hits_are_shared_and_spare_pages_stay() -> None:
+def test_hits_are_shared() -> None:
     pool = PagePool(6)
     first = take(pool, 2)
     pool.publish(first[0], b"a")
     page = pool.lookup(b"a")
     assert page == first[0]
-    grant = pool.reserve((page,), 1, spare=2)
+    grant = pool.reserve((page,), 1)
     assert grant is not None
     pool.audit([first, grant.cached + grant.fresh])
     pool.release(first)
@@ -209,8 +208,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.keys: dict[int, bytes] = {}  # model: what each published page holds
         self.serial = 0
 
-    @rule(count=st.integers(0, 4), spare=st.integers(0, 3), keys=st.sets(st.integers(0, 5)))
-    def reserve(self, count: int, spare: int, keys: set[int]) -> None:
+    @rule(count=st.integers(0, 6), keys=st.sets(st.integers(0, 5)))
+    def reserve(self, count: int, keys: set[int]) -> None:
         found = [self.pool.lookup(bytes([key])) for key in sorted(keys)]
         hits = [page for page in found if page is not None]
         for key, page in zip(sorted(keys), found, strict=True):
@@ -219,8 +218,8 @@ class PoolMachine(RuleBasedStateMachine):
         available = self.pool.num_available
         held = {page for table in self.tables for page in table}
         needed = count + sum(page not in held for page in hits)
-        grant = self.pool.reserve(hits, count, spare)
-        assert (grant is None) == (needed + spare > available)
+        grant = self.pool.reserve(hits, count)
+        assert (grant is None) == (needed > available)
         if grant is not None:
             assert grant.cached == hits
             assert not held & set(grant.fresh)
