@@ -454,11 +454,10 @@ class Scheduler:
 
     def _displaces(self, seq: Sequence) -> bool:
         """Whether ``seq`` may take the place of the next victim."""
-        if not self._running:
+        if not (self._running and (self._policy.preempts or self._precedes(seq, self._running))):
             return False
         victim, _ = self._ends_of_order()
-        may = self._policy.preempts or self._precedes(seq, self._running)
-        return may and victim.key > seq.key and victim.lives < MAX_LIVES
+        return victim.key > seq.key and victim.lives < MAX_LIVES
 
     def _may_join(self, seq: Sequence, quote: Quote) -> bool:
         """Whether ``seq`` has joined as far as its pages go. Who may displace others needs no
