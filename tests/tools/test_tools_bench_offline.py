@@ -15,7 +15,7 @@ from octavo.config.options import Options
 from octavo.core.plan import StepPlan, StepResult
 from octavo.tools import cli
 from octavo.tools.bench.report import KEYS
-from octavo.tools.bench.steps import StepMeter
+from octavo.tools.bench.steps import StepMeter, busy_seconds
 from octavo.tools.local import engine_arguments
 from tests.fakes.tiny import make_tiny
 
@@ -64,8 +64,8 @@ class SlowExecutor:
 
 
 def test_steps_are_metered_in_their_order() -> None:
-    inner, marks = SlowExecutor(), iter(range(100))
-    meter = StepMeter(inner, lambda: next(marks), clock=lambda: inner.now)
+    inner = SlowExecutor()
+    meter = StepMeter(inner, clock=lambda: inner.now)
     first = StepPlan(0, starts=[0, 5], counts=[4, 1], samples=[False, True])
     second = StepPlan(1, starts=[4], counts=[1], samples=[True])
     meter.submit(first)
@@ -77,7 +77,6 @@ def test_steps_are_metered_in_their_order() -> None:
     one, two = meter.take()
     assert (one.starts, one.counts, one.num_samples) == ([0, 5], [4, 1], 1)
     assert (one.seconds, one.ended_at, two.seconds, two.ended_at) == (2.0, 11.0, 2.0, 21.0)
-    assert (one.marks, two.marks) == ((0, 1), (2, 3))
     assert one.computes_prompt(4)
     assert not two.computes_prompt(4)
     assert meter.take() == []
@@ -85,6 +84,50 @@ def test_steps_are_metered_in_their_order() -> None:
     assert meter.depth == 2
     meter.close()
     assert inner.closed
+
+
+class Mark:
+    """An event that the device reaches at ``at``, on the executor's clock; in seconds, of which
+    ``elapsed_time`` tells the milliseconds."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self.at = max(device.now, device.free_at)
+
+    def query(self) -> bool:
+        return self._device.now >= self.at
+
+    def elapsed_time(self, other: Mark) -> float:
+        return 1e3 * (other.at - self.at)
+
+
+class Device(SlowExecutor):
+    """Starting a step takes a second of the host; the device then works on it for three."""
+
+    free_at = 0.0
+
+    def submit(self, plan: StepPlan) -> None:
+        self.now += 1
+        self.free_at = max(self.now, self.free_at) + 3
+
+    def result(self) -> StepResult:
+        return StepResult(0)
+
+
+def test_a_device_that_waits_for_the_host_is_idle() -> None:
+    device = Device()
+    meter = StepMeter(device, lambda: Mark(device), clock=lambda: device.now)
+    plan = StepPlan(0, starts=[0], counts=[1], samples=[True])
+    meter.submit(plan)  # from 0: the device waits until 1, and works until 4
+    meter.submit(plan)  # in time: works until 7
+    meter.result()
+    device.now = 9.0
+    meter.submit(plan)  # late: the device waits from 7 to 10, and works until 13
+    meter.result()
+    meter.result()
+    steps = meter.take()
+    assert [step.starved_s for step in steps] == [1.0, 0.0, 1.0]
+    assert [busy_seconds(step) for step in steps] == [3.0, 3.0, 3.0]
 
 
 def run(tiny: Path, tmp_path: Path, name: str, *argv: str) -> tuple[int, dict[str, Any]]:
