@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Callable
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import torch
 
@@ -20,6 +21,16 @@ def graph_sizes(max_rows: int) -> list[int]:
     return [*(size for size in steps if size < top), top]
 
 
+def distinct_sizes(sizes: Sequence[int]) -> list[int]:
+    """Those of the ascending ``sizes`` that kernels may be compiled anew for: powers of two, each
+    with the next larger one, and the last."""
+    chosen = {sizes[-1]} if sizes else set()
+    for size, following in pairwise(sizes):
+        if size & (size - 1) == 0:
+            chosen |= {size, following}
+    return sorted(chosen)
+
+
 class Graphs:
     """Bodies for each of ``sizes``, captured on a GPU and called as they are elsewhere.
 
@@ -28,7 +39,7 @@ class Graphs:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.sizes: list[int] = []  # ascending; set once everything has been captured
+        self.sizes: list[int] = []  # ascending: those that can be run
         self._bodies: dict[tuple[str, int], Body] = {}
         self._on_gpu = device.type == "cuda"
         if self._on_gpu:
@@ -46,6 +57,10 @@ class Graphs:
     def capture(self, name: str, size: int, body: Body) -> None:
         """Runs ``body`` once to compile and load what it launches, then captures it."""
         self._bodies[name, size] = self._captured(body) if self._on_gpu else body
+
+    def ready(self, size: int) -> None:
+        """All bodies of this size have been captured."""
+        insort(self.sizes, size)
 
     def _captured(self, body: Body) -> Body:
         self._stream.wait_stream(torch.cuda.current_stream())

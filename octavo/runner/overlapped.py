@@ -7,10 +7,9 @@ for the next step and come back behind it.
 
 from __future__ import annotations
 
-import logging
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,14 +19,12 @@ from torch import Tensor
 
 from octavo.core.plan import StepPlan, StepResult
 from octavo.runner.device import ON_DEVICE, DeviceState, StepInputs
-from octavo.runner.graphs import Graphs, graph_sizes
+from octavo.runner.graphs import Graphs, distinct_sizes, graph_sizes
 from octavo.runner.inputs import Rows, plan_rows
 from octavo.runner.runner import Model, Runner
 from octavo.runner.sampler import Sampler, non_finite
 from octavo.runner.slots import Slots
 from octavo.runner.swap import HostPages
-
-log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,22 +91,22 @@ class OverlappedRunner(Runner):
         self._graphs = Graphs(device)
         self._sizes = graph_sizes(max_num_seqs) if graphs else []
 
+    def captures(self) -> list[Callable[[], None]]:
+        return [partial(self._capture, size) for size in reversed(self._sizes)]
+
     @torch.inference_mode()
-    def capture(self, progress: Callable[[float], None]) -> None:
-        """Capture all graphs. Only while no slot is in use."""
-        start, free = time.perf_counter(), self._free_bytes()
-        for done, size in enumerate(reversed(self._sizes)):
-            progress(done / len(self._sizes))
+    def rehearse(self) -> None:
+        for size in distinct_sizes(self._sizes):
             self._stage_padding(size)
-            self._graphs.capture("head", size, lambda size=size: self._head(size))  # type: ignore[misc]
-            self._graphs.capture("trunk", size, lambda size=size: self._trunk(size))  # type: ignore[misc]
-        self._graphs.sizes = self._sizes
-        if self._sizes:
-            log.info(
-                "Graphs: %d sizes up to %d rows in %.1f s, %.2f GiB",
-                len(self._sizes), self._sizes[-1], time.perf_counter() - start,
-                (free - self._free_bytes()) / 2**30,
-            )  # fmt: skip
+            self._head(size)
+            self._trunk(size)
+
+    @torch.inference_mode()
+    def _capture(self, size: int) -> None:
+        self._stage_padding(size)
+        self._graphs.capture("head", size, partial(self._head, size))
+        self._graphs.capture("trunk", size, partial(self._trunk, size))
+        self._graphs.ready(size)
 
     def execute(self, plan: StepPlan) -> StepResult:
         return self.launch(plan)()
@@ -148,10 +145,6 @@ class OverlappedRunner(Runner):
         for name in ("_graphs", "_steps", "_state", "_last_hidden", "_draw"):
             self.__dict__.pop(name, None)
         super().close()
-
-    def _free_bytes(self) -> int:
-        device = self._results.device
-        return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
 
     # -- the trunk ----------------------------------------------------------------------------
 

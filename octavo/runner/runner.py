@@ -73,8 +73,19 @@ class Runner:
         result = self.execute(plan)
         return lambda: result
 
+    def captures(self) -> list[Callable[[], None]]:
+        """What captures a graph each, the largest first. Only while no slot is in use."""
+        return []
+
     def capture(self, progress: Callable[[float], None]) -> None:
         """Prepare for steps of every size, if there is anything to prepare."""
+        captures = self.captures()
+        for done, capture in enumerate(captures):
+            progress(done / len(captures))
+            capture()
+
+    def rehearse(self) -> None:
+        """Run once, uncaptured, each kind of graph whose kernels are not those of the others."""
 
     def control(self, name: str, args: Mapping[str, Any]) -> Any:
         raise KeyError(name)
