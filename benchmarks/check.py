@@ -3,7 +3,8 @@
 ``benchmarks/checks/x.py`` has ``run(check: Check) -> None``, which measures and calls
 :meth:`Check.line` for each figure. Every line is printed at once; afterwards
 ``benchmarks/results/x.json`` holds them with commit, command, versions, machine and the raw
-repetitions. The exit code is 0 only if there was a line and all of them passed.
+repetitions. A check with ``MEASURES = False`` judges what was measured elsewhere and writes no file.
+The exit code is 0 only if there was a line and all of them passed.
 """
 
 from __future__ import annotations
@@ -70,8 +71,10 @@ class Check:
         return bool(self.lines) and all(entry["passed"] for entry in self.lines)
 
 
-def run_check(name: str, measure: Callable[[Check], None], command: str, results: Path) -> bool:
-    """Measure, write ``results/NAME.json``, and return whether all passed."""
+def run_check(
+    name: str, measure: Callable[[Check], None], command: str, results: Path | None
+) -> bool:
+    """Measure, write ``results/NAME.json`` (None: no file), and return whether all passed."""
     check = Check(name)
     started, error = time.time(), None
     try:
@@ -80,9 +83,12 @@ def run_check(name: str, measure: Callable[[Check], None], command: str, results
         traceback.print_exc()
         error = f"{type(failure).__name__}: {failure}"
         print(f"FAIL {name} broke off with {error}", flush=True)
+    passed = check.passed and error is None
+    if results is None:
+        return passed
     report = {
         "name": name,
-        "passed": check.passed and error is None,
+        "passed": passed,
         "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(started)),
         "seconds": round(time.time() - started, 1),
         "commit": commit(),
@@ -96,7 +102,7 @@ def run_check(name: str, measure: Callable[[Check], None], command: str, results
     results.mkdir(parents=True, exist_ok=True)
     text = json.dumps(report, indent=1, ensure_ascii=False, default=str)
     (results / f"{name}.json").write_text(text + "\n")
-    return bool(report["passed"])
+    return passed
 
 
 def commit() -> str:
@@ -152,7 +158,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"There is no check {name!r}; there are: {', '.join(known)}.", file=sys.stderr)
         return 2
     module = importlib.import_module(f"benchmarks.checks.{name}")
-    passed = run_check(name, module.run, f"make check NAME={name}", RESULTS)
+    results = RESULTS if getattr(module, "MEASURES", True) else None
+    passed = run_check(name, module.run, f"make check NAME={name}", results)
     return 0 if passed else 1
 
 
