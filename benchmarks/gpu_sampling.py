@@ -1,7 +1,8 @@
-"""Sampling on a GPU: ``python -m benchmarks.gpu_sampling --out DIR [--dry-run]``.
+"""Sampling on a GPU: ``python -m benchmarks.gpu_sampling --out DIR [--rows …] [--dry-run]``.
 
 Draws of the Triton kernels beside the reference's, on fresh random logits; then microseconds of a
 draw in a captured graph. ``flat`` logits are those of random weights, ``peaked`` ones a model's.
+``--races`` are warps and most registers of a row's race to compare.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from benchmarks.gpu_cases import CARD, DEVICE, DRY
 from benchmarks.gpu_timing import graph_us
-from octavo.ops.sampling.gpu import TritonSamplingOps
+from octavo.ops.sampling.gpu import RACE, TritonSamplingOps
 from octavo.ops.sampling.reference import DrawParams, SamplingOps
 
 VOCABS = (500,) if DRY else (128256, 151936)
@@ -60,35 +62,39 @@ def checks() -> Iterator[dict[str, Any]]:
                 yield {"vocab": vocab, "logits": kind, "draw": name, "equal": same, "of": rows}
 
 
-def timings() -> Iterator[dict[str, Any]]:
-    ops = TritonSamplingOps(early=CARD.starts_early)
-    for vocab in VOCABS:
-        for rows in ROWS:
-            for kind, scale in SCALES.items():
-                logits = torch.randn(rows, vocab, device=DEVICE) * scale
-                for name, values in FEATURES.items():
-                    at = params(rows, values)
-                    us = graph_us(lambda at=at, x=logits: ops.draw(x, at), 1)
-                    yield {"vocab": vocab, "rows": rows, "logits": kind, "draw": name, "us": us}
+def timings(rows_of: list[int], races: list[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    for race, vocab, rows in product(races, VOCABS, rows_of):
+        ops = TritonSamplingOps(early=CARD.starts_early, race=race)
+        for kind, scale in SCALES.items():
+            logits = torch.randn(rows, vocab, device=DEVICE) * scale
+            for name, values in FEATURES.items():
+                at = params(rows, values)
+                us = graph_us(lambda ops=ops, at=at, x=logits: ops.draw(x, at), 1)
+                yield {
+                    "vocab": vocab, "rows": rows, "logits": kind, "draw": name, "race": race,
+                    "us": us,
+                }  # fmt: skip
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--rows", type=json.loads, default=ROWS)
+    parser.add_argument("--races", type=json.loads, default=[RACE])
     parser.add_argument("--dry-run", action="store_true")
     args = parser.parse_args()
     report: dict[str, Any] = {"card": CARD.name, "checks": list(checks())}
     wrong = [c for c in report["checks"] if c["equal"] != c["of"]]
     print(f"{len(report['checks'])} checks, {len(wrong)} with differences: {wrong}", flush=True)
-    report["timings"] = list(timings())
-    for name in FEATURES:
-        for kind in SCALES:
-            found = [
-                f"{t['rows']}: {t['us']:.0f}"
-                for t in report["timings"]
-                if t["draw"] == name and t["logits"] == kind and t["vocab"] == VOCABS[0]
-            ]
-            print(f"{name:22s} {kind:7s} us by rows  {'  '.join(found)}", flush=True)
+    races = [(warps, registers) for warps, registers in args.races]
+    report["timings"] = list(timings(args.rows, races))
+    for race, name, kind in product(races, FEATURES, SCALES):
+        found = [
+            f"{t['rows']}: {t['us']:.0f}"
+            for t in report["timings"]
+            if (t["race"], t["draw"], t["logits"], t["vocab"]) == (race, name, kind, VOCABS[0])
+        ]
+        print(f"{race!s:8s} {name:22s} {kind:7s} us by rows  {'  '.join(found)}", flush=True)
     (args.out / "gpu_sampling.json").write_text(json.dumps(report, indent=1))
 
 

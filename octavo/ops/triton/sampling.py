@@ -65,12 +65,30 @@ def _philox(seed, counter, index, stream):
     return tl.philox(seed, counter, zero + index.to(tl.int32), zero + stream, zero)
 
 
+@triton.jit
+def _store_masses(
+    row, masses, first, num_blocks, size, temperature, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
+):
+    """Sums of exp((x - best x of the block) / temperature) of BLOCKS blocks, a few at a time."""
+    few: tl.constexpr = 4 if BLOCKS >= 4 else BLOCKS
+    for base in range(0, BLOCKS, few):
+        block = first + base + tl.arange(0, few)
+        token = block[:, None] * BLOCK + tl.arange(0, BLOCK)[None, :]
+        x = tl.load(row + token, mask=token < size, other=float("-inf")).to(tl.float64)
+        best = tl.max(x, 1)
+        best = tl.where(best > float("-inf"), best, 0.0)
+        mass = tl.sum(tl.exp((x - best[:, None]) / temperature), 1)
+        tl.store(masses + block, mass, mask=block < num_blocks)
+
+
 @triton.jit(do_not_specialize=["num_blocks"])
 def scan_kernel(
-    logits, block_keys, block_ids, size, num_blocks,
+    logits, temperatures, top_ps, block_keys, block_ids, masses, size, num_blocks,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """Best key of each block and its lowest id: int32 [N, blocks] both. BLOCKS a program."""
+    """Best key of each block and its lowest id: int32 [N, blocks] both. BLOCKS a program.
+
+    In rows that use top_p also each block's weight relative to its best id's, fp64 [N, blocks]."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     lane = tl.arange(0, BLOCK)[None, :]
@@ -84,6 +102,12 @@ def scan_kernel(
     at = row * num_blocks + block
     tl.store(block_keys + at, best, mask=block < num_blocks)
     tl.store(block_ids + at, block * BLOCK + first, mask=block < num_blocks)
+    temperature = tl.load(temperatures + row)
+    if (temperature > 0) & (tl.load(top_ps + row) < 1.0):
+        _store_masses(
+            logits + row * size, masses + row * num_blocks, tl.program_id(1) * BLOCKS, num_blocks,
+            size, temperature, BLOCK, BLOCKS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -101,28 +125,31 @@ def _load_codes(
 
 
 @triton.jit
-def _weights(code, x, high, top, temperature, WEIGH: tl.constexpr):
-    """Of codes up to ``high``: 1, or exp of the score; 0 of others."""
-    one = tl.full(code.shape, 1.0, tl.float64)
-    if WEIGH:
-        one = tl.exp((x.to(tl.float64) - top) / temperature)
-    return tl.where(code <= high, one, 0.0)
+def _count(
+    row, blocks, count, size, low, high,
+    BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+):  # fmt: skip
+    """How many codes of the listed blocks lie in (low, high]."""
+    number = tl.zeros([TILE], tl.int32)
+    for base in range(0, count * BLOCK, TILE):
+        code, _ = _load_codes(row, blocks, count, base, size, BITS, BLOCK, TILE)
+        number += ((code > low) & (code <= high)).to(tl.int32)
+    return tl.sum(number, 0)
 
 
 @triton.jit
 def _mass(
-    row, blocks, count, size, low, high, top, temperature,
-    WEIGH: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    row, blocks, count, size, high, top, temperature,
+    BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
 ):  # fmt: skip
-    """How many codes of the listed blocks lie in (low, high], and their weight."""
-    number = tl.zeros([TILE], tl.int32)
+    """Weight, relative to the best id's, of the codes of the listed blocks that are at most
+    ``high``."""
     mass = tl.zeros([TILE], tl.float64)
     for base in range(0, count * BLOCK, TILE):
         code, x = _load_codes(row, blocks, count, base, size, BITS, BLOCK, TILE)
-        inside = (code > low) & (code <= high)
-        number += inside.to(tl.int32)
-        mass += tl.where(inside, _weights(code, x, high, top, temperature, WEIGH), 0.0)
-    return tl.sum(number, 0), tl.sum(mass, 0)
+        weight = tl.exp((x.to(tl.float64) - top) / temperature)
+        mass += tl.where(code <= high, weight, 0.0)
+    return tl.sum(mass, 0)
 
 
 @triton.jit
@@ -155,32 +182,26 @@ def _halve(low, high, steps, BITS: tl.constexpr):
 
 @triton.jit
 def _select(  # noqa: PLR0913
-    row, block_key, num_blocks, blocks, codes, size, low, high, wanted, limit, top, temperature,
-    WEIGH: tl.constexpr, BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
-    KEPT: tl.constexpr, WIDTH: tl.constexpr,
+    row, block_key, num_blocks, blocks, codes, size, low, high, wanted,
+    BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, KEPT: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
-    """The first code at which the weights of codes in (low, it] reach ``wanted``; it is at most
-    ``high``. At most KEPT codes, in ``codes``, are searched in registers. Counts of
-    ids past ``limit`` are left out."""
-    high = tl.minimum(high, limit)
+    """Code number ``wanted`` (from 1) of those in (low, high]. At most KEPT codes, in ``codes``,
+    are searched in registers."""
     count = _list_blocks(block_key, num_blocks, _code_key(high, BITS), blocks, WIDTH)
-    number, mass = _mass(
-        row, blocks, count, size, low, high, top, temperature, False, BITS, BLOCK, TILE
-    )  # fmt: skip
+    number = _count(row, blocks, count, size, low, high, BITS, BLOCK, TILE)
     steps = number * 0
     while number > KEPT:
         middle = _halve(low, high, steps, BITS)
-        n, mass = _mass(
-            row, blocks, count, size, low, middle, top, temperature, WEIGH, BITS, BLOCK, TILE
-        )  # fmt: skip
+        n = _count(row, blocks, count, size, low, middle, BITS, BLOCK, TILE)
         steps += 1
-        if mass >= wanted:
+        if n >= wanted:
             high = middle
             number = n
         else:
             low = middle
             number -= n
-            wanted -= mass
+            wanted -= n
     taken = number * 0
     for base in range(0, count * BLOCK, TILE):
         code, _ = _load_codes(row, blocks, count, base, size, BITS, BLOCK, TILE)
@@ -191,20 +212,18 @@ def _select(  # noqa: PLR0913
     tl.debug_barrier()
     at = tl.arange(0, KEPT)
     code = tl.load(codes + at, mask=at < taken, other=_NO_CUT)
-    weight = _weights(code, _value(_code_key(code, BITS)), high, top, temperature, WEIGH)
     high = tl.max(tl.where(code <= high, code, low), 0)
     while number > 1:
         middle = low + ((high - low) >> 1)
         inside = (code > low) & (code <= middle)
-        mass = tl.sum(tl.where(inside, weight, 0.0), 0)
         n = tl.sum(inside.to(tl.int32), 0)
-        if mass >= wanted:
+        if n >= wanted:
             number = n
             high = tl.max(tl.where(inside, code, low), 0)
         else:
             low = middle
             number -= n
-            wanted -= mass
+            wanted -= n
     return high
 
 
@@ -226,60 +245,55 @@ def _nth_key(block_key, num_blocks, n, WIDTH: tl.constexpr):
 
 @triton.jit(do_not_specialize=["num_blocks"])
 def cut_kernel(  # noqa: PLR0913
-    logits, block_keys, temperatures, top_ks, top_ps, blocks, codes, cuts, size, num_blocks,
-    BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, KEPT: tl.constexpr,
+    logits, block_keys, masses, temperatures, top_ks, top_ps, blocks, codes, cuts, wanteds, size,
+    num_blocks, BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr, KEPT: tl.constexpr,
     WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """The last code that top_k and then top_p keep, int64 [N]. A row a program; ``blocks`` int32
-    [N, blocks] and ``codes`` int64 [N, KEPT] are its own to write to."""
+    """The last code that top_k keeps, int64 [N], and the weight, fp64 [N], that top_p wants of
+    the ids up to it: an id is retained if those before it weigh less.
+
+    A row a program; ``blocks`` int32 [N, blocks] and ``codes`` int64 [N, KEPT] are its own to
+    write to."""
     index = tl.program_id(0).to(tl.int64)
     begin(EARLY)
     temperature = tl.load(temperatures + index)
     top_k = tl.load(top_ks + index)
     top_p = tl.load(top_ps + index)
     block = tl.arange(0, WIDTH)
-    block_key = tl.load(
-        block_keys + index * num_blocks + block, mask=block < num_blocks, other=_LOWEST
-    )
+    at = index * num_blocks + block
+    block_key = tl.load(block_keys + at, mask=block < num_blocks, other=_LOWEST)
     best = tl.max(block_key, 0)
     cuts_rank = (top_k > 0) & (top_k < size)
-    sound = (best < _INF) & (best > -_INF)
     cut = tl.full([], _NO_CUT, tl.int64)
-    if (temperature > 0) & sound & (cuts_rank | (top_p < 1.0)):
+    wanted = tl.full([], float("inf"), tl.float64)
+    if (temperature > 0) & (best < _INF) & (best > -_INF):
         row = logits + index * size
         blocks += index * num_blocks
-        codes += index * KEPT
         top = _value(best)
         lowest = tl.full([], -_INF, tl.int32)
-        low = _code(best, best * 0, BITS) - 1  # before the best code
-        last = tl.full([], (1 << BITS) - 1, tl.int32)
         if cuts_rank:
             least = lowest
             if top_k <= num_blocks:
                 least = tl.maximum(_nth_key(block_key, num_blocks, top_k, WIDTH), lowest)
+            last = tl.full([], (1 << BITS) - 1, tl.int32)
             cut = _select(
-                row, block_key, num_blocks, blocks, codes, size, low, _code(least, last, BITS),
-                top_k.to(tl.float64), cut, top, temperature, False, BITS, BLOCK, TILE, KEPT, WIDTH,
+                row, block_key, num_blocks, blocks, codes + index * KEPT, size,
+                _code(best, best * 0, BITS) - 1, _code(least, last, BITS), top_k.to(tl.int32),
+                BITS, BLOCK, TILE, KEPT, WIDTH,
             )  # fmt: skip
         if top_p < 1.0:
-            count = _list_blocks(
-                block_key, num_blocks, tl.maximum(_code_key(cut, BITS), lowest), blocks, WIDTH
-            )
-            _, mass = _mass(
-                row, blocks, count, size, low, cut, top, temperature, True, BITS, BLOCK, TILE
-            )
-            share = top_p * _SLACK
-            # Ids this light together weigh less than what may be cut.
-            spare = (1.0 - share) * mass / size
-            lightest = top + temperature * tl.log(spare)
-            lightest -= 1e-6 * tl.abs(lightest) + 1e-30
-            least = tl.maximum(_key(lightest.to(tl.float32)), lowest)
-            least = tl.where(lightest > -3.0e38, least, lowest)
-            cut = _select(
-                row, block_key, num_blocks, blocks, codes, size, low, _code(least, last, BITS),
-                mass * share, cut, top, temperature, True, BITS, BLOCK, TILE, KEPT, WIDTH,
-            )  # fmt: skip
+            if cuts_rank:
+                count = _list_blocks(
+                    block_key, num_blocks, tl.maximum(_code_key(cut, BITS), lowest), blocks, WIDTH
+                )
+                mass = _mass(row, blocks, count, size, cut, top, temperature, BITS, BLOCK, TILE)
+            else:
+                own = tl.load(masses + at, mask=block < num_blocks, other=0.0)
+                heaviest = _value(tl.maximum(block_key, lowest))
+                mass = tl.sum(own * tl.exp((heaviest - top) / temperature), 0)
+            wanted = mass * (top_p * _SLACK)
     tl.store(cuts + index, cut)
+    tl.store(wanteds + index, wanted)
 
 
 @triton.jit
@@ -311,90 +325,119 @@ def _race_picked(
     return best, tl.min(tl.where(there & (score == best), token, _ABS), 0)
 
 
+@triton.jit
+def _race(  # noqa: PLR0913
+    row, block_keys, block_ids, num_blocks, blocks, leads, picked, size, high, least, top,
+    temperature, seed, index, BITS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
+    KEPT: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """The id of highest perturbed score among codes up to ``high`` and scores from ``least`` on.
+
+    The best id and the holder of each block race first; then only ids are drawn that could still
+    win."""
+    block = tl.arange(0, WIDTH)
+    real = block < num_blocks
+    key = tl.load(block_keys + block, mask=real, other=_LOWEST)
+    best_id = tl.load(block_ids + block, mask=real, other=_ABS)
+    first, second, third, _ = _philox(seed, block, index, _BLOCK_STREAM)
+    smallest = _exponential(first, second) / BLOCK
+    lead = -tl.log(smallest)
+    holder = block * BLOCK + (third % BLOCK).to(tl.int32)
+    tl.store(leads + block, lead, mask=real)
+
+    s = (_value(tl.maximum(key, -_INF)) - top) / temperature
+    kept = real & (key > -_INF) & (_code(key, best_id, BITS) <= high) & (s >= least)
+    score = _own_score(s, best_id, holder, lead, smallest, seed, index, kept)
+    bound = tl.where(kept, s + lead, float("-inf"))
+    highest = tl.max(score, 0)
+    winner = tl.min(tl.where(score == highest, best_id, _ABS), 0)
+
+    x = tl.load(row + holder, mask=kept & (holder < size), other=float("-inf"))
+    s = (x.to(tl.float64) - top) / temperature
+    kept = kept & (holder < size) & (_code(_key(x), holder, BITS) <= high) & (s >= least)
+    score = tl.where(kept, s + lead, float("-inf"))
+    of_holders = tl.max(score, 0)
+    if of_holders > highest:
+        highest = of_holders
+        winner = tl.min(tl.where(score == of_holders, holder, _ABS), 0)
+
+    count = _list(bound > highest, blocks, WIDTH)
+    taken = count * 0
+    for base in range(0, count * BLOCK, TILE):
+        spot = base + tl.arange(0, TILE)
+        listed = spot < count * BLOCK
+        of = tl.load(blocks + spot // BLOCK, mask=listed, other=0)
+        token = of * BLOCK + spot % BLOCK
+        listed = listed & (token < size)
+        v = tl.load(row + token, mask=listed, other=float("-inf"))
+        scaled = (v.to(tl.float64) - top) / temperature
+        able = listed & (_code(_key(v), token, BITS) <= high) & (scaled >= least)
+        able = able & (scaled + tl.load(leads + of, mask=listed, other=0.0) > highest)
+        number = tl.sum(able.to(tl.int32), 0)
+        if taken + number > KEPT:
+            own, its_id = _race_picked(
+                row, picked, taken, top, temperature, seed, index, BLOCK, KEPT
+            )
+            if own > highest:
+                highest = own
+                winner = its_id
+            taken = taken * 0
+        tl.store(picked + taken + tl.cumsum(able.to(tl.int32), 0) - 1, token, mask=able)
+        taken += number
+    if taken > 0:
+        own, its_id = _race_picked(row, picked, taken, top, temperature, seed, index, BLOCK, KEPT)
+        if own > highest:
+            winner = its_id
+    return winner
+
+
 @triton.jit(do_not_specialize=["num_blocks"])
-def race_kernel(  # noqa: PLR0913, PLR0915
-    logits, block_keys, block_ids, cuts, temperatures, min_ps, seeds, indices, ids, statuses,
-    blocks, leads, picked, size, num_blocks, BITS: tl.constexpr, BLOCK: tl.constexpr,
+def race_kernel(  # noqa: PLR0913
+    logits, block_keys, block_ids, cuts, wanteds, temperatures, min_ps, seeds, indices, ids,
+    statuses, blocks, leads, picked, size, num_blocks, BITS: tl.constexpr, BLOCK: tl.constexpr,
     TILE: tl.constexpr, KEPT: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """The retained id of highest perturbed score, int64 [N], and the row's status, int8 [N].
 
-    A row a program. The best id and the holder of each block race first; then only ids are drawn
-    that could still win. ``blocks`` int32 and ``leads`` fp64 [N, blocks], and ``picked`` int32 [N,
-    KEPT] are its own to write to."""
+    A row a program. A winner that those before it show to be past top_p's share is out, with all
+    after it, and the rest races again: so 1 - top_p of the rows race more than once. ``blocks``
+    int32 and ``leads`` fp64 [N, blocks], and ``picked`` int32 [N, KEPT] are its own to write to."""
     place = tl.program_id(0).to(tl.int64)
     begin(EARLY)
     temperature = tl.load(temperatures + place)
+    block_keys += place * num_blocks
+    block_ids += place * num_blocks
     block = tl.arange(0, WIDTH)
     real = block < num_blocks
-    at = place * num_blocks + block
-    key = tl.load(block_keys + at, mask=real, other=_LOWEST)
-    best_id = tl.load(block_ids + at, mask=real, other=_ABS)
+    key = tl.load(block_keys + block, mask=real, other=_LOWEST)
+    best_id = tl.load(block_ids + block, mask=real, other=_ABS)
     best = tl.max(key, 0)
     winner = tl.min(tl.where(key == best, best_id, _ABS), 0)
     status = tl.where(best >= _INF, _NON_FINITE, tl.where(best <= -_INF, _ALL_MASKED, 0))
     if (temperature > 0) & (status == 0):
         row = logits + place * size
-        cut = tl.load(cuts + place)
+        high = tl.load(cuts + place)
+        wanted = tl.load(wanteds + place)
         seed = tl.load(seeds + place)
         index = tl.load(indices + place)
         min_p = tl.load(min_ps + place)
         least = tl.log(tl.maximum(min_p, 1e-300))
         least = tl.where(min_p > 0, least, float("-inf"))
         top = _value(best)
-        high, low, third, _ = _philox(seed, block, index, _BLOCK_STREAM)
-        smallest = _exponential(high, low) / BLOCK
-        lead = -tl.log(smallest)
-        holder = block * BLOCK + (third % BLOCK).to(tl.int32)
-
-        s = (_value(tl.maximum(key, -_INF)) - top) / temperature
-        kept = real & (key > -_INF) & (_code(key, best_id, BITS) <= cut) & (s >= least)
-        score = _own_score(s, best_id, holder, lead, smallest, seed, index, kept)
-        bound = tl.where(kept, s + lead, float("-inf"))
-        highest = tl.max(score, 0)
-        winner = tl.min(tl.where(score == highest, best_id, _ABS), 0)
-
-        x = tl.load(row + holder, mask=kept & (holder < size), other=float("-inf"))
-        s = (x.to(tl.float64) - top) / temperature
-        kept = kept & (holder < size) & (_code(_key(x), holder, BITS) <= cut) & (s >= least)
-        score = tl.where(kept, s + lead, float("-inf"))
-        of_holders = tl.max(score, 0)
-        if of_holders > highest:
-            highest = of_holders
-            winner = tl.min(tl.where(score == of_holders, holder, _ABS), 0)
-
         blocks += place * num_blocks
-        leads += place * num_blocks
-        picked += place * KEPT
-        tl.store(leads + block, lead, mask=real)
-        count = _list(bound > highest, blocks, WIDTH)
-        taken = count * 0
-        for base in range(0, count * BLOCK, TILE):
-            spot = base + tl.arange(0, TILE)
-            listed = spot < count * BLOCK
-            of = tl.load(blocks + spot // BLOCK, mask=listed, other=0)
-            token = of * BLOCK + spot % BLOCK
-            listed = listed & (token < size)
-            v = tl.load(row + token, mask=listed, other=float("-inf"))
-            scaled = (v.to(tl.float64) - top) / temperature
-            able = listed & (_code(_key(v), token, BITS) <= cut) & (scaled >= least)
-            able = able & (scaled + tl.load(leads + of, mask=listed, other=0.0) > highest)
-            number = tl.sum(able.to(tl.int32), 0)
-            if taken + number > KEPT:
-                own, its_id = _race_picked(
-                    row, picked, taken, top, temperature, seed, index, BLOCK, KEPT
-                )
-                if own > highest:
-                    highest = own
-                    winner = its_id
-                taken = taken * 0
-            tl.store(picked + taken + tl.cumsum(able.to(tl.int32), 0) - 1, token, mask=able)
-            taken += number
-        if taken > 0:
-            own, its_id = _race_picked(
-                row, picked, taken, top, temperature, seed, index, BLOCK, KEPT
-            )
-            if own > highest:
-                winner = its_id
+        before = wanted
+        while before >= wanted:
+            winner = _race(
+                row, block_keys, block_ids, num_blocks, blocks, leads + place * num_blocks,
+                picked + place * KEPT, size, high, least, top, temperature, seed, index,
+                BITS, BLOCK, TILE, KEPT, WIDTH,
+            )  # fmt: skip
+            before = tl.full([], -1.0, tl.float64)
+            if wanted < float("inf"):
+                own_key = _key(tl.load(row + winner))
+                high = _code(own_key, winner, BITS) - 1
+                key = tl.load(block_keys + block, mask=real, other=_LOWEST)
+                count = _list_blocks(key, num_blocks, own_key, blocks, WIDTH)
+                before = _mass(row, blocks, count, size, high, top, temperature, BITS, BLOCK, TILE)
     tl.store(ids + place, winner.to(tl.int64))
     tl.store(statuses + place, status.to(tl.int8))
