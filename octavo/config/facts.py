@@ -14,6 +14,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from octavo.core.capacity import MemoryUse
+
 CGROUP_UNLIMITED = 2**60  # cgroup v1 writes a number near 2**63 for "no limit"
 NVIDIA_SMI_SECONDS = 20
 MIB = 2**20
@@ -21,9 +23,12 @@ MIB = 2**20
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
+    """``use`` is known once an engine has measured what it takes."""
+
     name: str
     total_bytes: int
     free_bytes: int
+    use: MemoryUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

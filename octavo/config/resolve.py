@@ -14,6 +14,7 @@ from octavo.config.load import OptionError
 from octavo.config.options import DECLARATIONS, DTYPES, Options
 from octavo.core.capacity import (
     BYTES_PER_ELEMENT,
+    MemoryUse,
     cache_layout,
     largest_model_len,
     max_concurrency,
@@ -43,6 +44,7 @@ SWAP_SHARE = 0.1  # of the host memory that weights and KV cache leave
 SWAP_BYTES = 4 * GIB  # the most taken unasked
 QUEUED_PER_SEQ = 4  # requests that may wait, for each that may run
 MIN_QUEUED_REQS = 1024
+STEP_SIZES = ("max_num_batched_tokens", "max_num_seqs")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class Config(Options):
 
     ``num_pages`` counts the null page. ``kv_cache_tokens`` and ``kv_cache_memory`` are what
     these pages hold and cost. ``weight_bytes`` is the estimate used for them. ``swap_space`` are
-    the bytes of ``num_host_pages`` more pages in host memory.
+    the bytes of ``num_host_pages`` more pages in host memory. ``fits_length``: ``max_model_len`` is
+    what the pages keep, at most.
     """
 
     device: str
@@ -69,11 +72,29 @@ class Config(Options):
     num_host_pages: int
     weight_bytes: int
     max_concurrency: float  # sequences of max_model_len tokens that fit at once
+    fits_length: bool = False
 
 
 def resolve(options: Options, facts: HostFacts, spec: ModelSpec) -> Config:
     """Raises :class:`StartupError` where what was asked for cannot be, with the figures."""
     return _Resolver(options, facts, spec).config()
+
+
+def resolve_measured(config: Config, facts: HostFacts, spec: ModelSpec) -> Config:
+    """``config`` again, from facts that tell what its GPU's memory is used for.
+
+    What was derived is derived anew, but for the sizes of a step: they were measured.
+    """
+    derived = {
+        name
+        for name in DECLARATIONS
+        if name not in STEP_SIZES and config.sources.get(name, "").startswith("derived")
+    }
+    asked = {name: getattr(config, name) for name in DECLARATIONS if name not in derived}
+    if config.fits_length:
+        asked["max_model_len"] = "auto"
+    sources = config.sources | dict.fromkeys(derived, "default")
+    return resolve(Options(**asked, sources=sources), facts, spec)
 
 
 class _Resolver:
@@ -178,8 +199,9 @@ class _Resolver:
             )
         if pages * layout.page_bytes > room:
             raise StartupError(
-                f"A KV cache of {_gib(pages * layout.page_bytes)} ({reason}) is more than the "
-                f"{_gib(room)} left after {_gib(self._weight_bytes)} of weights."
+                f"A KV cache of {_gib(pages * layout.page_bytes)} ({reason}) is "
+                f"{_gib(pages * layout.page_bytes - room)} more than the {_gib(room)} left after "
+                f"{_gib(self._weight_bytes)} of weights{self._also_taken()}."
             )
         self._set("num_pages", pages, reason)
 
@@ -230,23 +252,61 @@ class _Resolver:
             )
         return room
 
+    @property
+    def _share(self) -> float | None:
+        """Of the GPU; None where the KV cache's size is given, which then alone counts."""
+        options = self._options
+        if options.kv_cache_memory == options.kv_cache_tokens == "auto":
+            return options.gpu_memory_utilization
+        return None
+
     def _gpu_room(self) -> int:
-        """Bytes of the GPU's share that weights and one step leave."""
-        gpu, share = self._facts.gpus[0], self._options.gpu_memory_utilization
-        requested = int(gpu.total_bytes * share)
+        """Bytes of the GPU's share that weights and one step leave; of all that is free, where the
+        KV cache's size is given."""
+        gpu, share = self._facts.gpus[0], self._share
+        if gpu.use is not None:
+            return self._measured_room(gpu.use, share)
+        requested = gpu.free_bytes if share is None else int(gpu.total_bytes * share)
         if requested > gpu.free_bytes:
+            used = gpu.total_bytes - gpu.free_bytes
             raise StartupError(
-                f"The GPU has {_gib(gpu.free_bytes)} free of {_gib(gpu.total_bytes)}, less than "
-                f"the {_gib(requested)} requested; lower --gpu-memory-utilization ({share:g})."
+                f"The GPU has {_gib(gpu.free_bytes)} free of {_gib(gpu.total_bytes)}, "
+                f"{_gib(requested - gpu.free_bytes)} less than the {_gib(requested)} requested: "
+                f"others use {_gib(used)}; end them, or lower --gpu-memory-utilization ({share:g})."
             )
         room = requested - self._weight_bytes - GPU_OVERHEAD_BYTES
         if room <= 0:
             raise StartupError(
-                f"The weights need {_gib(self._weight_bytes)} in "
-                f"{self._values['dtype']}, and --gpu-memory-utilization {share:g} allows "
-                f"{_gib(requested)}."
+                f"The weights need {_gib(self._weight_bytes)} in {self._values['dtype']}, and "
+                f"{self._limit(share)} {_gib(requested)}."
             )
         return room
+
+    def _measured_room(self, use: MemoryUse, share: float | None) -> int:
+        room = use.room(share)
+        if room > 0:
+            return room
+        limit = use.total - use.others if share is None else int(use.total * share)
+        raise StartupError(
+            f"No memory is left for a KV cache, {_gib(-room)} are missing: weights take "
+            f"{_gib(use.weights)}{self._also_taken()}, other processes {_gib(use.others)}, and "
+            f"{self._limit(share)} {_gib(limit)}; lower --max-num-batched-tokens "
+            f"({self._values['max_num_batched_tokens']}) or --max-num-seqs "
+            f"({self._values['max_num_seqs']})."
+        )
+
+    @staticmethod
+    def _limit(share: float | None) -> str:
+        return "the GPU has" if share is None else f"--gpu-memory-utilization {share:g} allows"
+
+    def _also_taken(self) -> str:
+        use = None if self._on_cpu else self._facts.gpus[0].use
+        if use is None:
+            return ""
+        return (
+            f", {_gib(use.step)} of a step, {_gib(use.graphs)} of graphs and {_gib(use.context)} "
+            "of libraries"
+        )
 
     def _cpu_pages(self, layout: CacheLayout, room: int) -> tuple[int, str]:
         """A moderate share of the memory, but one sequence of full length, and no more than
@@ -284,6 +344,7 @@ class _Resolver:
                 f"{layout.page_bytes} bytes are the least, and page 0 is never used."
             )
         asked = self._options.max_model_len
+        self._values["fits_length"] = asked == "auto"
         if asked == "auto":
             reason = "the model's" if largest >= own else "what the KV cache holds"
             self._set("max_model_len", min(own, largest), reason)

@@ -2,12 +2,49 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from octavo.core.groups import layer_groups
 from octavo.core.pages import BlockSpec, CacheLayout
 from octavo.core.spec import ModelSpec
 
 BYTES_PER_ELEMENT = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1}
 FP8_SCALE_BYTES = 2  # one fp16 scale per token and KV head, for K and for V
+SLACK_BYTES = 2**28  # of a device, left alone: allocations are rounded up, memory splinters
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryUse:
+    """Bytes of a device, as measured before its KV pages are taken.
+
+    ``others``: other processes; ``step``: the most that activations and sampling of a step take;
+    ``graphs``: what captured graphs will take; ``context``: the driver's and libraries' own.
+    """
+
+    total: int
+    others: int
+    weights: int
+    step: int
+    graphs: int
+    context: int
+
+    def __str__(self) -> str:
+        parts = {
+            "weights": self.weights, "a step": self.step, "graphs": self.graphs,
+            "libraries": self.context, "other processes": self.others,
+        }  # fmt: skip
+        figures = ", ".join(f"{name} {size / 2**30:.2f}" for name, size in parts.items())
+        return f"{figures} of {self.total / 2**30:.2f} GiB"
+
+    @property
+    def own(self) -> int:
+        return self.weights + self.step + self.graphs + self.context
+
+    def room(self, share: float | None) -> int:
+        """Bytes that are left for KV pages (negative: short of them), of ``share`` of the device;
+        None: of all that other processes leave."""
+        free = self.total - self.others - self.own - SLACK_BYTES
+        return free if share is None else min(free, int(self.total * share) - self.own)
 
 
 def cache_layout(

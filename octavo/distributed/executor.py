@@ -52,16 +52,21 @@ class Executor(Protocol):
     def close(self) -> None: ...
 
 
+Rescue = Callable[[StepPlan, Exception], StepResult | None]
+"""The result of a plan that an error ended, or None if there is none: then it is raised."""
+
+
 class LocalExecutor:
     """One rank in this process: runs a plan when its result is asked for."""
 
-    def __init__(self, worker: Worker, depth: int = 1) -> None:
+    def __init__(self, worker: Worker, depth: int = 1, *, rescue: Rescue | None = None) -> None:
         self.depth = depth
         self._worker = worker
+        self._rescue = rescue
         self._results: deque[Callable[[], StepResult]] = deque()
 
     def submit(self, plan: StepPlan) -> None:
-        self._results.append(partial(self._worker.execute, plan))
+        self._results.append(partial(self._execute, plan))
 
     def result(self) -> StepResult:
         return self._results.popleft()()
@@ -77,13 +82,32 @@ class LocalExecutor:
         self._results.clear()
         self._worker.close()
 
+    def _execute(self, plan: StepPlan) -> StepResult:
+        try:
+            return self._worker.execute(plan)
+        except Exception as error:
+            return self._rescued(plan, error)
+
+    def _rescued(self, plan: StepPlan, error: Exception) -> StepResult:
+        result = None if self._rescue is None else self._rescue(plan, error)
+        if result is None:
+            raise error
+        return result
+
 
 class OverlappedExecutor(LocalExecutor):
     """The same for a device that works beside the host: a plan starts when it is submitted."""
 
-    def __init__(self, worker: OverlappedWorker, depth: int = 2) -> None:
-        super().__init__(worker, depth)
+    def __init__(
+        self, worker: OverlappedWorker, depth: int = 2, *, rescue: Rescue | None = None
+    ) -> None:
+        super().__init__(worker, depth, rescue=rescue)
         self._launch = worker.launch
 
     def submit(self, plan: StepPlan) -> None:
-        self._results.append(self._launch(plan))
+        try:
+            result = self._launch(plan)
+        except Exception as error:
+            rescued = self._rescued(plan, error)
+            result = lambda: rescued  # noqa: E731
+        self._results.append(result)

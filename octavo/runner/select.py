@@ -9,6 +9,7 @@ from torch import Tensor
 
 from octavo.distributed.executor import LocalExecutor, OverlappedExecutor
 from octavo.ops.api import Ops
+from octavo.runner.rescue import out_of_memory
 from octavo.runner.runner import Model, Runner
 from octavo.runner.sampler import Sampler
 from octavo.runner.slots import Slots
@@ -47,5 +48,5 @@ def make_runner(
 def make_executor(runner: Runner, depth: int) -> LocalExecutor:
     """Up to ``depth`` plans under way where the device works beside the host, else one."""
     if depth > 1 and runner.overlaps:
-        return OverlappedExecutor(runner, depth)
-    return LocalExecutor(runner)
+        return OverlappedExecutor(runner, depth, rescue=out_of_memory)
+    return LocalExecutor(runner, rescue=out_of_memory)

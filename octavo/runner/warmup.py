@@ -2,39 +2,79 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
-from functools import partial
+from dataclasses import dataclass, replace
 
 from octavo.core.plan import Join, StepPlan
 from octavo.core.request import Sampling
+from octavo.core.sampling import MAX_LOGPROBS
 from octavo.runner.runner import Runner
 from octavo.runner.sampler import Sampler
 
 WARM_ROWS = 4
 
 
+@dataclass(frozen=True, slots=True)
+class StepLimits:
+    """What a step may be asked for: sequences, tokens, and tokens of one sequence."""
+
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+
+    def __str__(self) -> str:
+        return f"{self.max_num_batched_tokens} tokens of {self.max_num_seqs} sequences"
+
+
 def warm_up(
     runner: Runner,
     sampler: Sampler,
+    limits: StepLimits,
     *,
-    max_num_seqs: int,
-    max_num_batched_tokens: int,
     progress: Callable[[str, float], None],
-) -> float:
-    """Seconds it took. The KV pages are only touched where the null page is."""
-    start = time.perf_counter()
+) -> None:
+    """Run every kind of step that a request may meet, plain ones and the worst."""
     progress("Warming up", 0.0)
     sampler.warm_up()
-    rows = min(WARM_ROWS, max_num_seqs)
-    plans = _plans(rows, max_num_batched_tokens)
+    plans = plain_plans(runner, limits)
     if runner.overlaps:
-        plans += _largest_step(len(plans), max_num_batched_tokens)
+        plans += worst_plans(limits)
     for done, plan in enumerate(plans, 1):
         runner.execute(plan)
         progress("Warming up", done / len(plans))
-    runner.capture(partial(progress, "Capturing graphs"))
-    return time.perf_counter() - start
+
+
+def rehearse(runner: Runner, limits: StepLimits) -> None:
+    """Launch what plain steps and graphs launch, of every kind, without regard to results."""
+    for plan in plain_plans(runner, limits):
+        runner.execute(plan)
+    runner.rehearse()
+    runner.reset()
+
+
+def plain_plans(runner: Runner, limits: StepLimits) -> list[StepPlan]:
+    """Steps whose rows do nothing but draw. KV pages are only touched where the null page is."""
+    rows = min(WARM_ROWS, limits.max_num_seqs)
+    plans = _plans(rows, limits.max_num_batched_tokens)
+    if runner.overlaps:
+        tokens = min(limits.max_num_batched_tokens, limits.max_model_len)
+        plans += _largest_step(len(plans), tokens)
+    return plans
+
+
+def worst_plans(limits: StepLimits) -> list[StepPlan]:
+    """As many tokens as a step may have, of as many sequences, all of which ask for all that
+    sampling can do: nothing takes more memory."""
+    rows = limits.max_num_seqs
+    each = min(max(1, limits.max_num_batched_tokens // rows), limits.max_model_len)
+    sampling = Sampling(top_p=0.9, top_k=50, presence_penalty=0.5, logprobs=MAX_LOGPROBS)
+    first = replace(sampling, prompt_logprobs=MAX_LOGPROBS)
+    slots = list(range(rows))
+    joins = [Join(slot, [0] * each, each, sampling if slot else first) for slot in slots]
+    return [
+        StepPlan(0, slots, [0] * rows, [each] * rows, [True] * rows, joins=joins),
+        StepPlan(1, leaves=slots),
+    ]
 
 
 def _plans(rows: int, max_tokens: int) -> list[StepPlan]:
@@ -59,8 +99,7 @@ def _plans(rows: int, max_tokens: int) -> list[StepPlan]:
 
 
 def _largest_step(step: int, tokens: int) -> list[StepPlan]:
-    """One prompt of as many tokens as a step may have: other kernels than those of short ones, and
-    all the memory that a step takes."""
+    """One prompt of as many tokens as a step may have: other kernels than those of short ones."""
     join = Join(0, [0] * tokens, tokens, Sampling(temperature=0.0))
     return [
         StepPlan(step, [0], [0], [tokens], [True], joins=[join]),

@@ -13,7 +13,7 @@ from octavo.core.plan import Join, StepPlan
 from octavo.core.request import Sampling
 from octavo.runner.inputs import PageRows
 from octavo.runner.slots import Slots
-from octavo.runner.warmup import warm_up
+from octavo.runner.warmup import StepLimits, warm_up
 
 SLOTS, MAX_PAGES = 5, 12
 
@@ -85,12 +85,10 @@ def test_a_row_that_goes_on_is_not_copied_again() -> None:
 def test_warm_up_tells_how_far_it_is() -> None:
     told: list[tuple[str, float]] = []
     plans: list[StepPlan] = []
-    runner: Any = SimpleNamespace(
-        execute=plans.append, capture=lambda progress: None, overlaps=True
-    )
+    runner: Any = SimpleNamespace(execute=plans.append, overlaps=True)
     sampler: Any = SimpleNamespace(warm_up=lambda: None)
     warm_up(
-        runner, sampler, max_num_seqs=8, max_num_batched_tokens=64,
+        runner, sampler, StepLimits(8, 64, 128),
         progress=lambda stage, share: told.append((stage, share)),
     )  # fmt: skip
     assert len(plans) > 1

@@ -1,0 +1,102 @@
+"""Which compiled kernels a piece of work needs, and whether they are on disk already.
+
+A *variant* is a kernel for one choice of constants, argument types and alignments.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import triton
+from triton import knobs
+from triton.runtime.cache import get_cache_manager
+from triton.runtime.driver import driver
+from triton.runtime.jit import JITFunction
+
+_OURS = "octavo."
+_DONE = "octavo.done"  # beside Triton's own files, in a folder for each variant
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """``data`` is what Triton's ``preload`` takes; ``target``: backend, architecture, warp size."""
+
+    module: str
+    name: str
+    data: str
+    target: tuple[str, int | str, int]
+    digest: str
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether the cache on disk has it (its folder is Triton's, ``TRITON_CACHE_DIR``)."""
+        return bool(get_cache_manager(self.digest).has_file(_DONE))
+
+    def mark_compiled(self) -> None:
+        get_cache_manager(self.digest).put(b"", _DONE)
+
+
+@contextmanager
+def collecting() -> Iterator[dict[str, Variant]]:
+    """Launches inside launch nothing: variants that this process has not loaded are noted.
+
+    What kernels would have written stays as it was, so nothing inside may read it as an index.
+    """
+    found: dict[str, Variant] = {}
+    run, hook = JITFunction.run, knobs.runtime.jit_cache_hook
+
+    def rehearsed(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        return run(self, *args, grid=grid, warmup=True, **kwargs)
+
+    def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        variant = _variant(fn.jit_function, compile["specialization_data"])
+        found[variant.digest] = variant
+        return True  # compiled elsewhere
+
+    JITFunction.run = rehearsed
+    knobs.runtime.jit_cache_hook = note
+    try:
+        yield found
+    finally:
+        JITFunction.run = run
+        knobs.runtime.jit_cache_hook = hook
+
+
+def collect(work: Callable[[], object]) -> list[Variant]:
+    """The variants that ``work`` would have to load."""
+    with collecting() as found:
+        work()
+    return list(found.values())
+
+
+def settle_keys(module: ModuleType) -> None:
+    """Give each kernel its key, callees first.
+
+    In Triton 3.6 a key depends on which callees had theirs before: without a fixed order, two
+    processes would not find what the other one compiled.
+    """
+    for value in list(vars(module).values()):
+        if isinstance(value, ModuleType) and value.__name__.startswith(_OURS):
+            settle_keys(value)
+        elif isinstance(value, JITFunction) and value.module.startswith(_OURS):
+            value.cache_key  # noqa: B018  (computed when first read)
+
+
+def _variant(function: Any, data: str) -> Variant:
+    settle_keys(sys.modules[function.module])
+    target = driver.active.get_current_target()
+    place = (target.backend, target.arch, target.warp_size)
+    text = f"{triton.__version__} {place} {function.cache_key} {data}"
+    return Variant(
+        function.module,
+        function.fn.__qualname__,
+        data,
+        place,
+        hashlib.sha256(text.encode()).hexdigest(),
+    )
