@@ -15,11 +15,12 @@ import triton
 from numpy.typing import NDArray
 from torch import Tensor
 
-from octavo.core.request import Sampling
+from octavo.core.plan import Join
 from octavo.models.batch import Batch, Wanted
 from octavo.ops.api import GroupMeta
 from octavo.ops.sampling.reference import DrawParams
 from octavo.ops.triton import steps
+from octavo.runner.slots import NewPages
 
 ON_DEVICE = -1  # in place of an id that only the device knows
 _FIELDS = 6  # of a slot's record: seed, temperature, top_p, min_p, top_k, length of the prompt
@@ -56,18 +57,25 @@ class DeviceState:
         self._places: list[NDArray[np.int64]] = []
         self._values: list[NDArray[np.int32]] = []
 
-    def join(self, slot: int, prompt_len: int, sampling: Sampling) -> None:
-        record = np.zeros(_FIELDS, np.int64)
-        record[0] = np.uint64(sampling.seed % 2**64).view(np.int64)
-        floats = (sampling.temperature, sampling.top_p, sampling.min_p)
-        record[1:4] = np.array(floats, np.float64).view(np.int64)
-        record[4:] = max(sampling.top_k, 0), prompt_len
-        self._write(slot * 2 * _FIELDS, record.view(np.int32))
+    def join(self, joins: list[Join]) -> None:
+        """Requests take their slots; their pages come with :meth:`add_pages`."""
+        if not joins:
+            return
+        records = np.zeros((len(joins), _FIELDS), np.int64)
+        asked = [join.sampling for join in joins]
+        records[:, 0] = np.array([s.seed % 2**64 for s in asked], np.uint64).view(np.int64)
+        floats = np.array([(s.temperature, s.top_p, s.min_p) for s in asked], np.float64)
+        records[:, 1:4] = floats.view(np.int64)
+        records[:, 4] = [max(s.top_k, 0) for s in asked]
+        records[:, 5] = [join.prompt_len for join in joins]
+        words = records.view(np.int32)
+        slots = np.array([join.slot for join in joins], np.int64)
+        places = slots[:, None] * words.shape[1] + np.arange(words.shape[1])
+        self._write(places.ravel(), words.ravel())
 
-    def add_pages(self, group: int, slot: int, first: int, pages: list[int]) -> None:
-        """Pages number ``first``, ``first + 1``, … of a slot."""
-        at = self._tables_at + group * self.table_size + slot * self.row_size + first
-        self._write(at, np.array(pages, np.int32))
+    def add_pages(self, new: NewPages) -> None:
+        table = self._tables_at + new.group * self.table_size
+        self._write(table + new.slots * self.row_size + new.places, new.pages)
 
     def take_writes(self) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
         """Places and values collected since the last call; of two to one place, the last."""
@@ -85,8 +93,8 @@ class DeviceState:
         grid = (triton.cdiv(count, _BLOCK),)
         steps.write_kernel[grid](self._state, places, values, count, BLOCK=_BLOCK)
 
-    def _write(self, first: int, values: NDArray[np.int32]) -> None:
-        self._places.append(np.arange(first, first + len(values)))
+    def _write(self, places: NDArray[np.int64], values: NDArray[np.int32]) -> None:
+        self._places.append(places)
         self._values.append(values)
 
 

@@ -23,7 +23,7 @@ from octavo.runner.graphs import Graphs, distinct_sizes, graph_sizes
 from octavo.runner.inputs import Rows, plan_rows
 from octavo.runner.runner import Model, Runner
 from octavo.runner.sampler import Sampler, non_finite
-from octavo.runner.slots import Slots
+from octavo.runner.slots import NewPages, Slots
 from octavo.runner.swap import HostPages
 
 
@@ -250,24 +250,12 @@ class OverlappedRunner(Runner):
 
         return wait
 
-    def _update(self, plan: StepPlan) -> None:
-        for join in plan.joins:
-            self._state.join(join.slot, join.prompt_len, join.sampling)
-        super()._update(plan)
-        for group, counts in enumerate(plan.page_counts):
-            self._send_pages(plan, group, counts)
-
-    def _send_pages(self, plan: StepPlan, group: int, counts: list[int]) -> None:
-        """The new pages of a group, which the slots have already."""
-        pages, lengths = plan.pages[group], self._slots.table_len[group]
-        if not pages:
-            return
-        taken = 0
-        for slot, count in zip(plan.slots, counts, strict=True):
-            if count:
-                first = int(lengths[slot]) - count
-                self._state.add_pages(group, slot, first, pages[taken : taken + count])
-                taken += count
+    def _update(self, plan: StepPlan) -> list[NewPages]:
+        self._state.join(plan.joins)
+        new_pages = super()._update(plan)
+        for new in new_pages:
+            self._state.add_pages(new)
+        return new_pages
 
 
 def _add_ids(result: StepResult, slots: list[int], ids: list[int]) -> None:

@@ -17,7 +17,7 @@ from octavo.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 from octavo.models.batch import Batch
 from octavo.runner.inputs import InputBuilder, Rows, plan_rows
 from octavo.runner.sampler import Sampler
-from octavo.runner.slots import Slots
+from octavo.runner.slots import NewPages, Slots
 from octavo.runner.swap import HostPages
 
 
@@ -129,7 +129,7 @@ class Runner:
                 result.ids.append(token)
         return result
 
-    def _update(self, plan: StepPlan) -> None:
+    def _update(self, plan: StepPlan) -> list[NewPages]:
         if self._host_pages is not None:
             self._host_pages.swap(plan)
         for slot in plan.leaves:
@@ -140,7 +140,7 @@ class Runner:
             self._sampler.join(join.slot, join.tokens, join.prompt_len, join.sampling)
             if join.sampling.prompt_logprobs is not None:
                 self._prompt_top[join.slot] = join.sampling.prompt_logprobs
-        self._slots.append_pages(plan)
+        return self._slots.append_pages(plan)
 
     def _prompt_logprobs(self, rows: Rows, hidden: Tensor) -> list[PromptLogprobs]:
         if not self._prompt_top:

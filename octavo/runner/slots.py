@@ -6,10 +6,22 @@ pages of a plan and by sampled ids; nothing is rebuilt from step to step.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from octavo.core.plan import Join, StepPlan
+
+
+@dataclass(frozen=True, slots=True)
+class NewPages:
+    """Of a layer group: ``pages[i]`` is page number ``places[i]`` of what runs in ``slots[i]``."""
+
+    group: int
+    slots: NDArray[np.int64]
+    places: NDArray[np.int64]
+    pages: NDArray[np.int32]
 
 
 class Slots:
@@ -38,19 +50,26 @@ class Slots:
         self.table_len[:, join.slot] = 0
         self.joins[join.slot] += 1
 
-    def append_pages(self, plan: StepPlan) -> None:
-        """Add each row's new pages to its tables (a step adds few, most rows none)."""
-        for group, counts in enumerate(plan.page_counts):
-            table, lengths, pages = self.tables[group], self.table_len[group], plan.pages[group]
+    def append_pages(self, plan: StepPlan) -> list[NewPages]:
+        """Add each row's new pages to its tables; those of each group that got some."""
+        found = []
+        for group, pages in enumerate(plan.pages):
             if not pages:
                 continue
-            taken = 0
-            for slot, count in zip(plan.slots, counts, strict=True):
-                if count:
-                    at = lengths[slot]
-                    table[slot, at : at + count] = pages[taken : taken + count]
-                    lengths[slot] = at + count
-                    taken += count
+            counts = np.array(plan.page_counts[group], np.int64)
+            rows = np.flatnonzero(counts)
+            counts, slots = counts[rows], np.array(plan.slots, np.int64)[rows]
+            first = self.table_len[group, slots] - (np.cumsum(counts) - counts)
+            new = NewPages(
+                group,
+                np.repeat(slots, counts),
+                np.repeat(first, counts) + np.arange(len(pages)),
+                np.array(pages, np.int32),
+            )
+            self.tables[group][new.slots, new.places] = new.pages
+            self.table_len[group, slots] += counts
+            found.append(new)
+        return found
 
     def put_ids(
         self, slots: NDArray[np.int64], positions: NDArray[np.int64], ids: NDArray[np.int64] | int
