@@ -77,8 +77,9 @@ def _tokenizer(options: Options) -> str | None:
 
 def read_checkpoint(options: Options) -> Checkpoint:
     """The model's numbers; its tensors wait until someone asks."""
+    device = "cpu" if options.device == "auto" else options.device
     return open_checkpoint(
-        Path(options.model or ""), options.load_format, options.hf_overrides, options.seed
+        Path(options.model or ""), options.load_format, options.hf_overrides, options.seed, device
     )
 
 

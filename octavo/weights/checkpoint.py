@@ -84,9 +84,11 @@ def open_checkpoint(
     load_format: str = "auto",
     overrides: Mapping[str, Any] | None = None,
     seed: int = 0,
+    device: str = "cpu",
 ) -> Checkpoint:
     """Read the configuration and check that every file is there and whole.
 
+    ``seed`` and ``device`` are those of random weights: stored ones come as they lie on disk.
     Raises :class:`StartupError`: what is broken, missing or not supported, by name.
     """
     located = model if isinstance(model, Located) else locate_path(Path(model))
@@ -104,7 +106,9 @@ def open_checkpoint(
     if not load_format.startswith("dummy"):
         return checkpoint
     num_bytes = checkpoint.spec.num_params * (4 if checkpoint.spec.dtype == "float32" else 2)
-    return replace(checkpoint, total_bytes=num_bytes, _open=_dummy_opener(load_format, seed))
+    return replace(
+        checkpoint, total_bytes=num_bytes, _open=_dummy_opener(load_format, seed, device)
+    )
 
 
 def _open_gguf(located: Located, overrides: Mapping[str, Any] | None) -> Checkpoint:
@@ -167,13 +171,13 @@ def _with_torch_bin(checkpoint: Checkpoint, shards: Shards) -> Checkpoint:
     return replace(checkpoint, total_bytes=shards.total_bytes, _open=source)
 
 
-def _dummy_opener(load_format: str, seed: int) -> Callable[[Shapes | None], Source]:
+def _dummy_opener(load_format: str, seed: int, device: str) -> Callable[[Shapes | None], Source]:
     def source(shapes: Shapes | None) -> Source:
         from octavo.weights.dummy import DummySource
 
         if shapes is None:
             raise ValueError("Random weights need the shapes of the model's slots.")
-        return DummySource(shapes, load_format, seed)
+        return DummySource(shapes, load_format, seed, device)
 
     return source
 

@@ -11,17 +11,25 @@ from torch import Tensor
 
 UNIFORM_BOUND = 1e-3
 NORMAL_STD = 0.02
-MAX_DRAWS = 1_000_003  # a prime, so that repeats of the block never line up with rows
+MAX_DRAWS = 262_147  # a prime, so that repeats of the block never line up with rows
 
 
 class DummySource:
     """Tensors of the given shapes, each a function of (seed, name) alone.
 
-    "dummy" is uniform in ±1e-3; "dummy:normal" has standard deviation 0.02 and norms of 1.
+    "dummy" is uniform in ±1e-3; "dummy:normal" has standard deviation 0.02 and norms of 1. They
+    come on ``device``, the same numbers on each.
     """
 
-    def __init__(self, shapes: Mapping[str, tuple[int, ...]], load_format: str, seed: int) -> None:
+    def __init__(
+        self,
+        shapes: Mapping[str, tuple[int, ...]],
+        load_format: str,
+        seed: int,
+        device: str = "cpu",
+    ) -> None:
         self.shapes = dict(shapes)
+        self._device = device
         self._normal = load_format == "dummy:normal"
         self._seed = seed
 
@@ -35,7 +43,7 @@ class DummySource:
 
     def _draw(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         if self._normal and name.endswith("norm.weight"):
-            return torch.ones(shape, dtype=dtype)
+            return torch.ones(shape, dtype=dtype, device=self._device)
         digest = hashlib.sha256(f"{self._seed}:{name}".encode()).digest()
         generator = torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
         size = math.prod(shape)
@@ -44,4 +52,5 @@ class DummySource:
             block.normal_(0.0, NORMAL_STD, generator=generator)
         else:
             block.uniform_(-UNIFORM_BOUND, UNIFORM_BOUND, generator=generator)
-        return block.to(dtype).repeat(-(-size // len(block)))[:size].view(shape)
+        block = block.to(self._device, dtype)
+        return block.repeat(-(-size // len(block)))[:size].view(shape)
