@@ -68,13 +68,13 @@ def make_requests(
             param="min_tokens",
         )
     stop_ids = stop_id_set(params, limits)
-    sampling = _sampling(params, limits, bad_words, stop_ids)
+    seed = draw_seed() if params.seed is None else params.seed
     root = root_hash(terms.cache_salt)
     first = Request(
         id=request_id if params.n == 1 else f"{request_id}-0",
         prompt=ids,
         max_tokens=max_tokens,
-        sampling=sampling,
+        sampling=_sampling(params, limits, bad_words, stop_ids, choice_seed(seed, 0)),
         stop_ids=stop_ids,
         block_hashes=prompt_hashes(ids, limits.page_size, root) if limits.prefix_caching else (),
         hash_seed=root,
@@ -83,20 +83,18 @@ def make_requests(
         timeout=_sooner(terms.timeout, limits.request_timeout),
         queue_timeout=limits.queue_timeout,
     )
-    seed = draw_seed() if params.seed is None else params.seed
     return [
-        replace(
-            first,
-            id=first.id if index == 0 else f"{request_id}-{index}",
-            parent=None if index == 0 else first.id,
-            sampling=replace(
-                sampling,
-                seed=choice_seed(seed, index),
-                prompt_logprobs=None if index else sampling.prompt_logprobs,
-            ),
-        )
-        for index in range(params.n)
+        first,
+        *(
+            _sibling(first, f"{request_id}-{index}", choice_seed(seed, index))
+            for index in range(1, params.n)
+        ),
     ]
+
+
+def _sibling(first: Request, request_id: str, seed: int) -> Request:
+    sampling = replace(first.sampling, seed=seed, prompt_logprobs=None)
+    return replace(first, id=request_id, parent=first.id, sampling=sampling)
 
 
 def check_sequences(num_prompts: int, n: int, limits: Limits) -> None:
@@ -185,8 +183,9 @@ def _sampling(
     limits: Limits,
     bad_words: Sequence[Sequence[int]],
     stop_ids: frozenset[int],
+    seed: int,
 ) -> Sampling:
-    """The runner's parameters; the seed is still that of no choice."""
+    """The runner's parameters."""
     vocab_size = limits.vocab_size
     bias = dict(params.logit_bias or {})
     words = tuple(tuple(word) for word in bad_words)
@@ -212,6 +211,7 @@ def _sampling(
         top_k=params.top_k if 0 < params.top_k < vocab_size else 0,
         top_p=float(params.top_p),
         min_p=float(params.min_p),
+        seed=seed,
         presence_penalty=float(params.presence_penalty),
         frequency_penalty=float(params.frequency_penalty),
         repetition_penalty=float(params.repetition_penalty),

@@ -134,6 +134,8 @@ class _Batch:
 
     def __init__(self, llm: LLM) -> None:
         self._llm = llm
+        # Alone, a request's pages are hashed as it is admitted, while a device computes others.
+        self._limits_alone = replace(llm.limits, prefix_caching=False)
         self._outputs: list[RequestOutput] = []
         self._requests: list[Any] = []
         self._streams: dict[str, tuple[RequestOutput, int, TextStream | None]] = {}
@@ -145,8 +147,7 @@ class _Batch:
             ids = self._encode(text or "")
         request_id = str(next(llm._ids))
         bad_words = llm.text.bad_word_ids(params.bad_words or ()) if llm.text is not None else ()
-        # Alone, a request's pages are hashed as it is admitted, while a device computes others.
-        limits = replace(llm.limits, prefix_caching=False) if params.n == 1 else llm.limits
+        limits = self._limits_alone if params.n == 1 else llm.limits
         requests = make_requests(
             request_id, ids, params, limits, terms, bad_words=bad_words,
             draw_seed=draw_seed, until_full=True,
