@@ -3,8 +3,8 @@
 ``benchmarks/checks/x.py`` has ``run(check: Check) -> None``, which measures and calls
 :meth:`Check.line` for each figure. Every line is printed at once; afterwards
 ``benchmarks/results/x.json`` holds them with commit, command, versions, machine and the raw
-repetitions. A check with ``MEASURES = False`` judges what was measured elsewhere and writes no file.
-The exit code is 0 only if there was a line and all of them passed.
+repetitions. A check with ``MEASURES = False`` judges what was measured elsewhere and writes no
+file. The exit code is 0 only if there was a line and all of them passed.
 """
 
 from __future__ import annotations

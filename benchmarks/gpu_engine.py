@@ -21,6 +21,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from octavo.tools.bench.named import lengths_w1
+
 MODELS = Path(__file__).parent / "models"
 TINY = {
     "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 128,
@@ -28,19 +30,6 @@ TINY = {
     "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024, "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True, "dtype": "float32",
 }  # fmt: skip
-
-
-def lengths_w1(count: int) -> tuple[list[int], list[int]]:
-    """Prompt and output lengths of 100 to 1,024 tokens: all prompts are drawn first, each with its
-    ids, so that the lengths are those of other engines' published runs."""
-    draw = random.Random(0)
-    ins = []
-    for _ in range(count):
-        length = draw.randint(100, 1024)
-        for _ in range(length):
-            draw.randint(0, 10000)
-        ins.append(length)
-    return ins, [draw.randint(100, 1024) for _ in range(count)]
 
 
 def workloads(tiny: bool) -> dict[str, tuple[list[int], list[int], dict[str, float]]]:

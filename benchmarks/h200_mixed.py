@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from octavo.tools.bench.client import Load, Outcome, Record, run_load
+from octavo.tools.bench.named import Mix
 from octavo.tools.bench.serve import Target
 from octavo.tools.bench.summary import latencies, percentile
 from octavo.tools.bench.workload import Task
@@ -16,46 +16,19 @@ from octavo.tools.bench.workload import Task
 FIRST_ID = 1000  # ids below may be special
 
 
-@dataclass(frozen=True, slots=True)
-class Mix:
-    """``rate`` (1/s) of the short ones' Poisson arrivals; a long prompt every ``long_every_s``,
-    the first one half of that after the start. (Prompt, output) tokens of each kind."""
-
-    seconds: float = 60.0
-    rate: float = 8.0
-    long_every_s: float = 2.0
-    short: tuple[int, int] = (512, 128)
-    long: tuple[int, int] = (16_000, 32)
-    vocab_size: int = 128_000
-
-    def arrivals(self, draw: random.Random) -> list[tuple[float, bool]]:
-        """(Seconds after the start, whether it is a long one), by time."""
-        found, now = [], draw.expovariate(self.rate)
-        while now < self.seconds:
-            found.append((now, False))
-            now += draw.expovariate(self.rate)
-        now = self.long_every_s / 2
-        while now < self.seconds:
-            found.append((now, True))
-            now += self.long_every_s
-        return sorted(found)
-
-    def task(self, is_long: bool, draw: random.Random) -> Task:
-        num_input, num_output = self.long if is_long else self.short
-        return Task(draw.choices(range(FIRST_ID, self.vocab_size), k=num_input), num_output)
-
-
-def run_mix(target: Target, mix: Mix, seed: int) -> dict[str, Any]:
+def run_mix(target: Target, mix: Mix, seed: int, vocab_size: int) -> dict[str, Any]:
     """Latencies in ms of one run; RuntimeError if a request failed."""
     draw = random.Random(seed)
     arrivals = mix.arrivals(draw)
+    ids = range(FIRST_ID, vocab_size)
+    tasks = [Task(draw.choices(ids, k=prompt), output) for _, (prompt, output) in arrivals]
     load = Load(
         base_url=target.base_url,
-        requests=[target.encode(mix.task(is_long, draw)) for _, is_long in arrivals],
+        requests=[target.encode(task) for task in tasks],
         due_s=[due for due, _ in arrivals],
     )
     outcome = run_load(load, time.monotonic(), lambda: None)
-    return summarise_mix(outcome, [is_long for _, is_long in arrivals])
+    return summarise_mix(outcome, [lengths == mix.long for _, lengths in arrivals])
 
 
 def summarise_mix(outcome: Outcome, is_long: Sequence[bool]) -> dict[str, Any]:

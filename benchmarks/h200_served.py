@@ -11,13 +11,15 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from benchmarks.checks._serving import Server
 from benchmarks.gpu_engine import MODELS, TINY
 from benchmarks.h200_engine import w5_shape
-from benchmarks.h200_mixed import Mix, run_mix
+from benchmarks.h200_mixed import run_mix
 from benchmarks.h200_results import Session, read_runs
 from benchmarks.h200_table import OFFLINE_W5
+from octavo.tools.bench.named import Mix
 from octavo.tools.bench.serve import Target, preemptions, with_model
 
 UNCHUNKED = "W6 without chunks, ITL p99.9"
@@ -42,7 +44,7 @@ def served(session: Session) -> None:
             _over_offline(session, rates)
         if session.wants(UNCHUNKED):
             with session.guard(UNCHUNKED):
-                found = run_mix(_target(url), _mix(session, UNCHUNKED_S), seed=3)
+                found = _run_mix(session, _target(url), UNCHUNKED_S, seed=3)
                 session.put(
                     UNCHUNKED, [found["itl_ms"]["p99.9"]], server=" ".join(PLAIN), found=found
                 )
@@ -56,9 +58,9 @@ def mixed(session: Session) -> None:
         return
     with session.guard(rows[0]), serving(session.tiny, PACED) as url:
         target = _target(url)
-        run_mix(target, _mix(session, WARM_S), seed=1)
+        _run_mix(session, target, WARM_S, seed=1)
         before = preemptions(target)
-        found = run_mix(target, _mix(session, MIXED_S), seed=2)
+        found = _run_mix(session, target, MIXED_S, seed=2)
         after = preemptions(target)
         if before is None or after is None:
             raise RuntimeError("the server tells no preemptions")
@@ -118,7 +120,7 @@ def _w5(session: Session, url: str) -> float:
             sys.executable, "-m", "octavo", "bench", "serve", "--base-url", url,
             "--num-prompts", count, "--max-concurrency", streams, "--input-len", num_input,
             "--output-len", num_output, "--seed", time.time_ns() % 2**31, "--reps", 1,
-            "--vocab-size", 1024 if session.tiny else 128_000, "--client-processes", CLIENTS,
+            "--vocab-size", _vocab_size(session), "--client-processes", CLIENTS,
             "--json", path,
         ]  # fmt: skip
         subprocess.run([str(word) for word in command], check=True, timeout=300,
@@ -142,7 +144,15 @@ def _target(url: str) -> Target:
     return with_model(Target(base_url=url))
 
 
+def _run_mix(session: Session, target: Target, seconds: float, seed: int) -> dict[str, Any]:
+    return run_mix(target, _mix(session, seconds), seed, _vocab_size(session))
+
+
+def _vocab_size(session: Session) -> int:
+    return 1024 if session.tiny else 128_000
+
+
 def _mix(session: Session, seconds: float) -> Mix:
     if not session.tiny:
         return Mix(seconds=min(seconds, SHORT_S) if session.short else seconds)
-    return Mix(2.0, 4.0, 1.0, short=(32, 8), long=(600, 4), vocab_size=1024)
+    return Mix(2.0, 4.0, 1.0, short=(32, 8), long=(600, 4))

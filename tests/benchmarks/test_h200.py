@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import random
-import statistics
 import subprocess
 import sys
 import time
 from collections.abc import Callable
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -18,7 +15,7 @@ import torch
 
 from benchmarks import h200
 from benchmarks.gpu_probes import PlanRecorder, SyncCounter, closed_loop, probed, replay
-from benchmarks.h200_mixed import Mix, summarise_mix
+from benchmarks.h200_mixed import summarise_mix
 from benchmarks.h200_results import latest_rows, new_run, read_runs, write_runs
 from benchmarks.h200_served import write_tokenizer
 from benchmarks.h200_table import PARTS, ROWS
@@ -32,32 +29,7 @@ from octavo.text.tokenizer import load_tokenizer
 from octavo.tools.bench.client import Outcome, Record
 from tests.fakes.runner import FakeWorker
 
-# ---- the load of W6
-
-
-def test_short_requests_arrive_at_random_and_long_ones_like_a_clock() -> None:
-    mix = Mix(seconds=2000.0)
-    arrivals = mix.arrivals(random.Random(1))
-    assert arrivals == sorted(arrivals)
-    assert arrivals == mix.arrivals(random.Random(1))
-    short = [due for due, is_long in arrivals if not is_long]
-    long = [due for due, is_long in arrivals if is_long]
-    assert long == [1.0 + 2.0 * i for i in range(1000)]
-    gaps = [b - a for a, b in pairwise(short)]
-    assert statistics.fmean(gaps) == pytest.approx(1 / 8, rel=0.03)
-    assert statistics.pstdev(gaps) == pytest.approx(1 / 8, rel=0.05)  # exponential: mean and
-    assert statistics.median(gaps) == pytest.approx(0.6931 / 8, rel=0.05)  # deviation are equal
-    assert short[-1] < 2000.0
-
-
-def test_prompts_of_the_mix_have_their_lengths_and_differ() -> None:
-    draw = random.Random(2)
-    first, second = (Mix().task(False, draw) for _ in range(2))
-    assert (len(first.prompt), first.output_len) == (512, 128)
-    assert first.prompt != second.prompt
-    assert min(first.prompt) >= 1000  # type: ignore[type-var]
-    long = Mix().task(True, draw)
-    assert (len(long.prompt), long.output_len) == (16_000, 32)
+# ---- W6
 
 
 def record(ttft_s: float, gaps_s: list[float], error: str | None = None) -> Record:

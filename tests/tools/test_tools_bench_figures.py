@@ -18,6 +18,7 @@ from octavo.config.load import OptionError
 from octavo.core.spec import LayerSpec, ModelSpec, RopeSpec
 from octavo.tools.bench.client import Outcome, Record
 from octavo.tools.bench.cost import query_key_pairs, step_cost, visible_tokens
+from octavo.tools.bench.named import NAMED, Mix
 from octavo.tools.bench.sse import Answer
 from octavo.tools.bench.stats import compare, interleaved, overall, t_quantile
 from octavo.tools.bench.summary import median_of, peak_concurrency, percentile, spread, summarise
@@ -52,6 +53,46 @@ def test_arrivals_have_the_rate_and_the_burstiness_asked_for(burstiness: float) 
 
 def test_without_a_rate_everything_arrives_at_once() -> None:
     assert Workload(num_prompts=3).arrivals(3) == [0.0, 0.0, 0.0]
+
+
+def test_named_workloads_are_what_they_say() -> None:
+    tokens = {}
+    for name in NAMED:
+        tasks = Workload(dataset=name).tasks()
+        tokens[name] = (len(tasks), sum(len(t.prompt) for t in tasks))
+        assert Workload(dataset=name).tasks() == tasks
+        assert Workload(dataset=name).tasks(1) != tasks
+    assert tokens.pop("W6")[0] > 400
+    assert tokens == {
+        "W1": (256, 142_827), "W2": (1, 128), "W3": (32, 131_072), "W4": (512, 16_384),
+        "W5": (1024, 524_288),
+    }  # fmt: skip
+    assert sum(task.output_len for task in Workload(dataset="W1").tasks()) == 133_966
+    assert len(Workload(dataset="W4", num_prompts=3).tasks()) == 3
+
+
+def test_short_requests_of_a_mix_arrive_at_random_and_long_ones_like_a_clock() -> None:
+    mix = Mix(seconds=2000.0)
+    arrivals = mix.arrivals(random.Random(1))
+    assert arrivals == sorted(arrivals)
+    short = [due for due, lengths in arrivals if lengths == (512, 128)]
+    long = [due for due, lengths in arrivals if lengths == (16_000, 32)]
+    assert long == [1.0 + 2.0 * i for i in range(1000)]
+    assert len(short) + len(long) == len(arrivals)
+    gaps = [b - a for a, b in pairwise(short)]
+    assert statistics.fmean(gaps) == pytest.approx(1 / 8, rel=0.03)
+    assert statistics.pstdev(gaps) == pytest.approx(1 / 8, rel=0.05)  # exponential
+    assert statistics.median(gaps) == pytest.approx(math.log(2) / 8, rel=0.05)
+    assert short[-1] < 2000.0
+
+
+def test_a_mix_arrives_with_its_own_lengths() -> None:
+    workload = Workload(dataset="W6")
+    tasks = workload.tasks(2)
+    due = workload.arrivals(len(tasks), 2)
+    assert [when for when, task in zip(due, tasks, strict=True) if len(task.prompt) == 16_000] == [
+        1.0 + 2.0 * i for i in range(30)
+    ]
 
 
 def test_a_file_of_prompts_is_taken_as_it_is(tmp_path: Path) -> None:

@@ -186,6 +186,13 @@ def test_options_that_were_given_reach_the_engine() -> None:
     assert engine_arguments(options) == {"max_num_seqs": 4}
 
 
+def test_a_named_workload_for_a_server_is_refused(
+    tiny: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["bench", "throughput", str(tiny), "--dataset-name", "W5"]) == 2
+    assert "W5 is a load on a server: octavo bench serve measures it." in capsys.readouterr().err
+
+
 def test_a_servers_flag_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "throughput", "--port", "1"]) == 2
     assert "octavo bench throughput does not take --port" in capsys.readouterr().err

@@ -201,6 +201,8 @@ def test_two_servers_are_measured_in_turns(
         (["serve", "--request-rate", "0"], "above 0"),
         (["serve", "--dataset-name", "sharegpt"], "must be one of random, jsonl, lengths"),
         (["serve", "--dataset-name", "jsonl"], "needs --dataset-path"),
+        (["serve", "--dataset-name", "W6", "--request-rate", "3"], "W6 has its own arrivals"),
+        (["serve", "--dataset-name", "W2", "--num-prompts", "2"], "at most 1, the prompts in W2"),
         (["serve", "--dataset-name", "jsonl", "--dataset-path", "/none"], "Cannot read /none"),
         (["compare", "a.json"], "two files, not 1"),
         (["compare", "a.json", "b.json"], "Cannot read a.json"),

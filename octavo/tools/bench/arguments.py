@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import argparse
 import math
+import random
 from collections.abc import Mapping
 from typing import Any
 
 from octavo.config.kinds import choice, count, real
+from octavo.config.load import OptionError
+from octavo.tools.bench.named import NAMED
 from octavo.tools.bench.workload import DATASETS, DEFAULT_NUM_PROMPTS, Workload
 from octavo.tools.values import value_of
 
-DATASET_ALIASES = {"custom": "jsonl"}
+DATASET_ALIASES = {"custom": "jsonl", **{name.lower(): name for name in NAMED}}
 ENDPOINTS = {
     "completions": "/v1/completions",
     "chat": "/v1/chat/completions",
@@ -30,13 +33,14 @@ def add_workload_flags(parser: argparse.ArgumentParser) -> None:
     add(
         "--dataset-name", type=value_of(choice(*DATASETS, aliases=DATASET_ALIASES)),
         default="random", metavar="|".join(DATASETS),
-        help="random token ids; prompts of a JSONL file; random ids with lengths drawn from a file "
-        "(default: random)",
+        help="random token ids; prompts of a JSONL file; random ids with lengths drawn from a "
+        "file; W1 to W6: lengths, arrivals and temperature of docs/performance.md (default: "
+        "random)",
     )  # fmt: skip
     add("--dataset-path", metavar="FILE", help='JSONL of {"prompt": …, "output_len": n}; or JSON '
         "or CSV of input length, output length[, weight]")  # fmt: skip
     add("--num-prompts", type=NUMBER, metavar="N",
-        help=f"requests (default: {DEFAULT_NUM_PROMPTS}; of a JSONL file, all)")  # fmt: skip
+        help=f"requests (default: {DEFAULT_NUM_PROMPTS}; of JSONL and W1 to W6, all)")  # fmt: skip
     add("--input-len", "--random-input-len", type=NUMBER, default=512, metavar="N",
         help="tokens a random prompt (default: 512)")  # fmt: skip
     add("--output-len", "--random-output-len", type=NUMBER, default=128, metavar="N",
@@ -50,7 +54,10 @@ def add_workload_flags(parser: argparse.ArgumentParser) -> None:
 def workload_of(
     args: argparse.Namespace, seed: int, vocab_size: int = 32_000, **more: Any
 ) -> Workload:
-    """``vocab_size`` is what holds where the flag is not given."""
+    """``vocab_size`` is what holds where the flag is not given; ``more``: of a load on a server.
+    Raises :class:`OptionError`."""
+    if args.dataset_name in NAMED:
+        more = _named_load(args.dataset_name, more)
     return Workload(
         dataset=args.dataset_name,
         path=args.dataset_path,
@@ -64,11 +71,29 @@ def workload_of(
     )
 
 
+def _named_load(name: str, more: Mapping[str, Any]) -> dict[str, Any]:
+    """``more`` for a named workload, which keeps to its own concurrency unless told another."""
+    named = NAMED[name](random.Random(0))
+    if not more and (named.due_s is not None or named.max_concurrency is not None):
+        raise OptionError(f"{name} is a load on a server: octavo bench serve measures it.")
+    if named.due_s is not None and more.get("request_rate") is not None:
+        raise OptionError(f"{name} has its own arrivals: it takes no --request-rate.")
+    streams = more.get("max_concurrency") or named.max_concurrency
+    return {**more, "max_concurrency": streams}
+
+
 def add_generation_flags(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("Generation").add_argument
-    add("--temperature", type=value_of(real(0)), default=0.0, metavar="X", help="default: 0")
+    add("--temperature", type=value_of(real(0)), metavar="X", help="default: 0; of W1, 0.6")
     add("--ignore-eos", action=argparse.BooleanOptionalAction, default=None,
         help="generate all tokens asked for (default: yes, but not for JSONL)")  # fmt: skip
+
+
+def temperature_of(args: argparse.Namespace) -> float:
+    if args.temperature is not None:
+        return float(args.temperature)
+    named = NAMED.get(args.dataset_name)
+    return named(random.Random(0)).temperature if named else 0.0
 
 
 def add_serving_flags(parser: argparse.ArgumentParser) -> None:

@@ -20,11 +20,13 @@ from octavo.tools.bench.arguments import (
     add_serving_flags,
     add_workload_flags,
     goals_of,
+    temperature_of,
     workload_of,
 )
 from octavo.tools.bench.client import Load, Outcome, run_load
 from octavo.tools.bench.fleet import run_fleet
 from octavo.tools.bench.http import encode_post, split_url
+from octavo.tools.bench.named import NAMED
 from octavo.tools.bench.report import build_report, device_name, serving_lines, write_report
 from octavo.tools.bench.summary import summarise
 from octavo.tools.bench.workload import Task, Workload
@@ -162,7 +164,7 @@ def find_target(base_url: str, args: argparse.Namespace, ignore_eos: bool) -> Ta
         endpoint="chat" if "chat" in args.endpoint else "completions",
         model=args.model,
         api_key=args.api_key,
-        temperature=args.temperature,
+        temperature=temperature_of(args),
         ignore_eos=ignore_eos,
     )
     return with_model(target)
@@ -282,9 +284,11 @@ def main(argv: Sequence[str]) -> int:
     bench.warm_up()
     reps = [bench.measure(repetition) for repetition in range(args.reps)]
     rate = "inf" if args.request_rate is None else f"{args.request_rate:g}"
+    if args.dataset_name in NAMED and bench.workload.arrivals(1) != [0.0]:
+        rate = args.dataset_name
     given = {"Request rate configured (RPS):": rate}
-    if args.max_concurrency is not None:
-        given["Maximum request concurrency:"] = args.max_concurrency
+    if bench.workload.max_concurrency is not None:
+        given["Maximum request concurrency:"] = str(bench.workload.max_concurrency)
     print("\n".join([*serving_lines(reps, given), *warnings_of(reps)]))
     if args.json is not None:
         write_report(args.json, report_of(bench, reps, args.name))

@@ -12,6 +12,7 @@ from octavo.tools.bench.arguments import (
     add_generation_flags,
     add_output_flags,
     add_workload_flags,
+    temperature_of,
     workload_of,
 )
 from octavo.tools.bench.report import build_report, device_name, numbers, rule, write_report
@@ -43,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
     with closing(OfflineEngine(options)) as engine:
         workload = workload_of(args, options.seed, engine.spec.vocab_size)
         ignore_eos = workload.has_lengths if args.ignore_eos is None else args.ignore_eos
-        how = {"temperature": args.temperature, "ignore_eos": ignore_eos}
+        how: dict[str, Any] = {"temperature": temperature_of(args), "ignore_eos": ignore_eos}
         engine.run(workload.tasks(args.reps)[:1], show=False, **how)  # what runs first runs slower
         reps = []
         for repetition in range(args.reps):

@@ -9,12 +9,14 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from octavo.config.load import OptionError
+from octavo.tools.bench.named import NAMED, Named
 
-DATASETS = ("random", "jsonl", "lengths")
+DATASETS = ("random", "jsonl", "lengths", *NAMED)
 DEFAULT_NUM_PROMPTS = 100
+T = TypeVar("T")
 # Common short words: one token each in most vocabularies.
 WORDS = """
 time year people way day man thing woman life child world school state family student group
@@ -40,9 +42,10 @@ class Task:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """``num_prompts`` None: all of a JSONL file, else 100. Random lengths lie within
-    ±``range_ratio`` of the given ones; random ids within the last 7/8 of ``vocab_size``, where
-    few vocabularies have special tokens. ``request_rate`` (1/s) None: all at once."""
+    """``num_prompts`` None: all of a JSONL file or named workload, else 100. Random lengths lie
+    within ±``range_ratio`` of the given ones; random ids within the last 7/8 of ``vocab_size``,
+    where few vocabularies have special tokens. ``request_rate`` (1/s) None: all at once, or the
+    named workload's own arrivals."""
 
     dataset: str = "random"
     path: str | None = None
@@ -64,7 +67,10 @@ class Workload:
         if self.dataset == "jsonl":
             return self._from_file()
         count = DEFAULT_NUM_PROMPTS if self.num_prompts is None else self.num_prompts
-        if self.dataset == "lengths":
+        if self.dataset in NAMED:
+            lengths = list(self._named(repetition).lengths)
+            lengths = self._first(lengths, self.dataset)
+        elif self.dataset == "lengths":
             lengths = list(drawn_lengths(read_lengths(self._path), count, draw))
         else:
             lengths = [
@@ -79,6 +85,8 @@ class Workload:
 
     def arrivals(self, count: int, repetition: int = 0) -> list[float]:
         """Seconds after the start at which each request is due."""
+        if self.dataset in NAMED and (due := self._named(repetition).due_s) is not None:
+            return list(due)[:count]
         draw = random.Random(f"{self.seed}/{repetition}/arrivals")
         return arrival_times(count, self.request_rate, self.burstiness, draw)
 
@@ -97,14 +105,19 @@ class Workload:
         return Path(self.path)
 
     def _from_file(self) -> list[Task]:
-        tasks = read_jsonl(self._path, self.output_len)
-        count = len(tasks) if self.num_prompts is None else self.num_prompts
-        if count > len(tasks):
+        return self._first(read_jsonl(self._path, self.output_len), str(self.path))
+
+    def _first(self, found: list[T], where: str) -> list[T]:
+        """As many as asked for, or all."""
+        count = len(found) if self.num_prompts is None else self.num_prompts
+        if count > len(found):
             raise OptionError(
-                f"--num-prompts must be at most {len(tasks)}, the prompts in {self.path}, "
-                f"not {count}."
+                f"--num-prompts must be at most {len(found)}, the prompts in {where}, not {count}."
             )
-        return tasks[:count]
+        return found[:count]
+
+    def _named(self, repetition: int) -> Named:
+        return NAMED[self.dataset](random.Random(f"{self.seed}/{repetition}"))
 
     def _spread(self, length: int, draw: random.Random) -> int:
         low = math.floor(length * (1 - self.range_ratio))
