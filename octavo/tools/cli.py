@@ -17,6 +17,7 @@ COMMANDS = {
     "chat": ("octavo.tools.chat", "talk to a server or to a model"),
     "bench": ("octavo.tools.bench", "measure throughput and latency, compare two measurements"),
     "simulate": ("octavo.tools.simulate.command", "run the scheduler on a virtual clock"),
+    "warm-cache": ("octavo.tools.warm_cache", "compile a model's kernels ahead of its first start"),
     "version": ("octavo.tools.versions", "print the versions of Octavo and of what it runs on"),
 }
 USAGE_ERROR = 2
@@ -60,7 +61,7 @@ def _run(argv: list[str]) -> int:
 
 
 def _usage() -> str:
-    lines = [f"  {name:<9} {text}" for name, (_, text) in COMMANDS.items()]
+    lines = [f"  {name:<10} {text}" for name, (_, text) in COMMANDS.items()]
     return "\n".join(
         [
             "usage: octavo COMMAND …",
