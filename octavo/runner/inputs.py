@@ -40,6 +40,23 @@ def plan_rows(plan: StepPlan) -> Rows:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The rows of a step that sample: slot, position of the new id, index of the last token."""
+
+    slots: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    tokens: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: Rows) -> Samples:
+        contexts = rows.starts + rows.counts
+        if rows.samples.all():
+            return cls(rows.slots, contexts, rows.ends - 1)
+        chosen = rows.samples
+        return cls(rows.slots[chosen], contexts[chosen], rows.ends[chosen] - 1)
+
+
 class PageRows:
     """The page tables of a step's rows, in plan order, kept from step to step.
 

@@ -8,7 +8,6 @@ for the next step and come back behind it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -20,28 +19,11 @@ from torch import Tensor
 from octavo.core.plan import StepPlan, StepResult
 from octavo.runner.device import ON_DEVICE, DeviceState, StepInputs
 from octavo.runner.graphs import Graphs, distinct_sizes, graph_sizes
-from octavo.runner.inputs import Rows, plan_rows
-from octavo.runner.runner import Model, Runner
+from octavo.runner.inputs import Rows, Samples, plan_rows
+from octavo.runner.runner import Model, Runner, add_ids
 from octavo.runner.sampler import Sampler, non_finite
 from octavo.runner.slots import NewPages, Slots
 from octavo.runner.swap import HostPages
-
-
-@dataclass(frozen=True, slots=True)
-class _Samples:
-    """The rows of a step that sample: slot, position of the new id, index of the last token."""
-
-    slots: NDArray[np.int64]
-    positions: NDArray[np.int64]
-    tokens: NDArray[np.int64]
-
-    @classmethod
-    def of(cls, rows: Rows) -> _Samples:
-        contexts = rows.starts + rows.counts
-        if rows.samples.all():
-            return cls(rows.slots, contexts, rows.ends - 1)
-        chosen = rows.samples
-        return cls(rows.slots[chosen], contexts[chosen], rows.ends[chosen] - 1)
 
 
 class OverlappedRunner(Runner):
@@ -118,7 +100,7 @@ class OverlappedRunner(Runner):
         if plan.is_empty:
             return lambda: StepResult(plan.step)
         rows = plan_rows(plan)
-        samples = _Samples.of(rows)
+        samples = Samples.of(rows)
         result = StepResult(plan.step)
         size = self._decode_size(rows)
         if size is not None:
@@ -161,7 +143,7 @@ class OverlappedRunner(Runner):
         asked = np.isin(rows.slots, list(self._prompt_top))
         return bool((asked & (rows.starts < self._slots.prompt_len[rows.slots] - 1)).any())
 
-    def _stage(self, rows: Rows, samples: _Samples, num_rows: int, num_tokens: int) -> None:
+    def _stage(self, rows: Rows, samples: Samples, num_rows: int, num_tokens: int) -> None:
         row_slots, positions = self._inputs.expand(rows)
         self._steps.stage(
             (samples.slots, samples.positions, samples.tokens),
@@ -180,7 +162,7 @@ class OverlappedRunner(Runner):
         hidden = self._model.forward(self._steps.batch(size, size, 1))
         self._last_hidden[:size].copy_(hidden)
 
-    def _forward(self, rows: Rows, samples: _Samples) -> Tensor:
+    def _forward(self, rows: Rows, samples: Samples) -> Tensor:
         """Hidden states of all tokens if some of a prompt are asked for, else those that sample."""
         num_rows, num_tokens = len(rows.slots), int(rows.ends[-1])
         self._stage(rows, samples, num_rows, num_tokens)
@@ -203,7 +185,7 @@ class OverlappedRunner(Runner):
         ids, status = self._draw(logits, params)
         self._steps.keep(ids, status, self._results)
 
-    def _sample_plain(self, result: StepResult, samples: _Samples) -> Callable[[], StepResult]:
+    def _sample_plain(self, result: StepResult, samples: Samples) -> Callable[[], StepResult]:
         count = len(samples.slots)
         size = self._graphs.size_for(count)
         if size is None:
@@ -215,15 +197,10 @@ class OverlappedRunner(Runner):
         returned.copy_(self._results, non_blocking=True)
         return self._pending(result, returned[:, :count].numpy(), samples.slots)
 
-    def _sample_any(self, result: StepResult, samples: _Samples) -> Callable[[], StepResult]:
-        slots = samples.slots
-        logits = self._model.logits(self._last_hidden[: len(slots)])
-        indices = samples.positions - self._slots.prompt_len[slots]
-        output = self._sampler.sample(logits, slots.tolist(), indices.tolist())
-        self._steps.keep(output.ids, torch.zeros_like(output.ids, dtype=torch.int8), self._results)
-        result.faults = output.faults
-        result.logprobs = output.logprobs
-        _add_ids(result, slots.tolist(), output.ids.tolist())
+    def _sample_any(self, result: StepResult, samples: Samples) -> Callable[[], StepResult]:
+        logits = self._model.logits(self._last_hidden[: len(samples.slots)])
+        ids = self._sample(result, logits, samples)
+        self._steps.keep(ids, torch.zeros_like(ids, dtype=torch.int8), self._results)
         return self._pending(result, None)
 
     def _pending(
@@ -245,7 +222,7 @@ class OverlappedRunner(Runner):
                 ids, status = returned
                 if status.any():
                     result.faults = [non_finite(slot) for slot in slots[status != 0].tolist()]
-                _add_ids(result, slots.tolist(), ids.tolist())
+                add_ids(result, slots.tolist(), ids.tolist())
             return result
 
         return wait
@@ -256,14 +233,3 @@ class OverlappedRunner(Runner):
         for new in new_pages:
             self._state.add_pages(new)
         return new_pages
-
-
-def _add_ids(result: StepResult, slots: list[int], ids: list[int]) -> None:
-    """One new id for each slot without a fault."""
-    if result.faults:
-        failed = {fault.slot for fault in result.faults}
-        kept = [slot not in failed for slot in slots]
-        slots = [slot for slot, keep in zip(slots, kept, strict=True) if keep]
-        ids = [token for token, keep in zip(ids, kept, strict=True) if keep]
-    result.slots, result.ids = slots, ids
-    result.num_ids = [1] * len(slots)

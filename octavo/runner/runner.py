@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
+from itertools import compress
 from typing import Any, Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from octavo.core.plan import PromptLogprobs, StepPlan, StepResult, TokenLogprobs
 from octavo.models.batch import Batch
-from octavo.runner.inputs import InputBuilder, Rows, plan_rows
+from octavo.runner.inputs import InputBuilder, Rows, Samples, plan_rows
 from octavo.runner.sampler import Sampler
 from octavo.runner.slots import NewPages, Slots
 from octavo.runner.swap import HostPages
@@ -109,25 +110,22 @@ class Runner:
     def sample(self, step: int, rows: Rows, hidden: Tensor) -> StepResult:
         """New ids for the rows that reach the end of their known tokens."""
         result = StepResult(step, prompt_logprobs=self._prompt_logprobs(rows, hidden))
-        if not rows.samples.any():
-            return result
-        last = rows.ends[rows.samples] - 1
-        slots = rows.slots[rows.samples]
-        positions = (rows.starts + rows.counts)[rows.samples]
-        logits = self._model.logits(hidden[torch.from_numpy(last)])
-        indices = positions - self._slots.prompt_len[slots]
-        output = self._sampler.sample(logits, slots.tolist(), indices.tolist())
-        ids = output.ids.numpy(force=True)
-        self._slots.put_ids(slots, positions, ids)
+        samples = Samples.of(rows)
+        if len(samples.slots):
+            logits = self._model.logits(hidden[torch.from_numpy(samples.tokens)])
+            ids = self._sample(result, logits, samples)
+            self._slots.put_ids(samples.slots, samples.positions, ids.numpy(force=True))
+        return result
+
+    def _sample(self, result: StepResult, logits: Tensor, samples: Samples) -> Tensor:
+        """New ids int64 [N], on the device, and told in ``result``."""
+        slots = samples.slots.tolist()
+        indices = samples.positions - self._slots.prompt_len[samples.slots]
+        output = self._sampler.sample(logits, slots, indices.tolist())
         result.faults = output.faults
         result.logprobs = output.logprobs
-        failed = {fault.slot for fault in output.faults}
-        for slot, token in zip(slots.tolist(), ids.tolist(), strict=True):
-            if slot not in failed:
-                result.slots.append(slot)
-                result.num_ids.append(1)
-                result.ids.append(token)
-        return result
+        add_ids(result, slots, output.ids.tolist())
+        return output.ids
 
     def _update(self, plan: StepPlan) -> list[NewPages]:
         if self._host_pages is not None:
@@ -168,3 +166,13 @@ class Runner:
             logits = self._model.logits(part)
             entries += self._sampler.prompt_logprobs(logits, np.asarray(targets).tolist(), top)
         return entries
+
+
+def add_ids(result: StepResult, slots: list[int], ids: list[int]) -> None:
+    """One new id for each slot without a fault."""
+    if result.faults:
+        failed = {fault.slot for fault in result.faults}
+        kept = [slot not in failed for slot in slots]
+        slots, ids = list(compress(slots, kept)), list(compress(ids, kept))
+    result.slots, result.ids = slots, ids
+    result.num_ids = [1] * len(slots)
