@@ -19,6 +19,7 @@ import torch  # noqa: E402
 
 from octavo.ops import fp8  # noqa: E402
 from octavo.ops.api import GroupMeta  # noqa: E402
+from octavo.ops.triton.fp8 import ordered  # noqa: E402
 from octavo.ops.triton.tiles import Card  # noqa: E402
 
 DEVICE = torch.device("cpu" if DRY else "cuda")
@@ -89,9 +90,10 @@ def fresh(meta: GroupMeta) -> GroupMeta:
 
 
 def fp8_pages(kv: torch.Tensor) -> torch.Tensor:
-    """Plain pages [P, L, 2, K, page, D] as fp8 pages; NaN stay NaN."""
+    """Plain pages [P, L, 2, K, page, D] as fp8 pages in the kernels' order; NaN stay NaN."""
     codes, scales = fp8.quantize(kv)
-    return torch.cat((codes.flatten(-2), scales.contiguous().view(torch.uint8)), -1)
+    pages = torch.cat((codes.flatten(-2), scales.contiguous().view(torch.uint8)), -1)
+    return ordered(pages, kv.shape[-2])
 
 
 def w1_contexts() -> list[int]:

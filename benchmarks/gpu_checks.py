@@ -16,6 +16,7 @@ from benchmarks.gpu_cases import DEVICE, DRY, DTYPES, Shape, fp8_pages, fresh, m
 from octavo.ops import fp8
 from octavo.ops.api import GroupMeta, Ops
 from octavo.ops.triton.backend import TritonOps
+from octavo.ops.triton.fp8 import restored
 
 NAN = float("nan")
 HEADS = ((4, 2, 16),)
@@ -93,7 +94,7 @@ def check_attention(
     pages = kv
     if shape.in_fp8:
         pages = fp8_pages(kv)
-        kv = fp8.dequantize(*fp8.page_views(pages, shape.page))
+        kv = fp8.dequantize(*fp8.page_views(restored(pages, shape.page), shape.page))
     tokens = sum(count for count, _ in rows)
     q = torch.randn(tokens + 3, shape.heads, shape.dim).to(DEVICE, dtype)
     out = torch.full_like(q, NAN)
@@ -214,6 +215,7 @@ def fp8_write_check(
         kv = torch.full((int(meta.page.max()) + 1, 2, 2, kv_heads, fp8.head_bytes(16, dim)), 255)
         kv = kv.to(DEVICE, torch.uint8)
         op.rope_and_write(x, *turns, kv, 1, meta, heads, kv_heads)
+        kv = restored(kv, 16) if op is ops else kv
         values.append(fp8.dequantize(*fp8.page_views(kv, 16))[meta.page, 1, :, :, meta.offset])
     ours, ref = values
     error = ((ours - ref).abs() / ref.abs().clamp_min(ref.abs().amax() * 2**-14)).max().item()

@@ -114,7 +114,7 @@ def attentions() -> Iterator[Record]:
         pool = Pool(shape)
         for context in (40,) if DRY else (200, 400, 1000, 4000):
             meta, _ = make_meta([(1, context)], shape.page)
-            tile = pick(tiles_for(CARD).few, shape.dim, shape.heads // shape.kv_heads)
+            tile = pick(tiles_for(CARD).plain.few, shape.dim, shape.heads // shape.kv_heads)
             for least in (1, 2, 4, 8, 16):
                 for tokens in (tile.tokens,) if DRY else (16, 32, 64):
                     chosen = replace(tile, least=least, tokens=tokens)

@@ -71,10 +71,12 @@ def ops_with(
 ) -> TritonOps:
     """The committed choices but for the given ones, which serve all head sizes."""
     tiles = tiles_for(CARD)
+    given: dict[str, dict[int, Tile]] = {}
     if few:
-        tiles = replace(tiles, few={256: few})
+        given["few"] = {256: few}
     if many:
-        tiles = replace(tiles, many={256: many}, split={256: replace(many, programs=1)})
+        given |= {"many": {256: many}, "split": {256: replace(many, programs=1)}}
+    tiles = replace(tiles, plain=replace(tiles.plain, **given), fp8=replace(tiles.fp8, **given))
     if rows:
         tiles = replace(tiles, rows=rows)
     return TritonOps(CARD, tiles=tiles, early=early)

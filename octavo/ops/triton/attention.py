@@ -21,48 +21,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from octavo.ops.triton import fp8
+from octavo.ops.triton import attention_fp8, fp8
 from octavo.ops.triton.early import begin
-
-_LOWEST = tl.constexpr(-1.0e30)  # below any score, yet finite: a row that saw nothing is no NaN
-_LOG2E = tl.constexpr(1.4426950408889634)
-
-
-@triton.jit
-def _tanh(x):
-    """1 - 2 / (e^2x + 1), which cancels near 0: there the series."""
-    square = x * x
-    series = x * (1.0 - square * (1.0 / 3.0 - square * (2.0 / 15.0)))
-    return tl.where(square < 0.01, series, 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0))
-
-
-@triton.jit
-def _load_tile(at, seen, DTYPE: tl.constexpr, DIM: tl.constexpr, MASK: tl.constexpr,
-               FP8: tl.constexpr):  # fmt: skip
-    """Keys or values [TILE, WIDTH]; zeros where ``seen`` [TILE] is false and past DIM."""
-    d = tl.arange(0, at.shape[1])
-    if MASK:
-        loaded = seen[:, None]
-        if at.shape[1] != DIM:
-            loaded = loaded & (d < DIM)[None, :]
-        x = tl.load(at, mask=loaded, other=0)
-    elif at.shape[1] != DIM:
-        x = tl.load(at, mask=(d < DIM)[None, :], other=0)
-    else:
-        x = tl.load(at)
-    if FP8:
-        x = fp8.numbers(x, DTYPE, FP8)
-    return x
-
-
-@triton.jit
-def _load_scales(at, seen, FACTOR: tl.constexpr, MASK: tl.constexpr):
-    """Scales [TILE] times FACTOR; zeros where ``seen`` is false."""
-    if MASK:
-        x = tl.load(at, mask=seen, other=0.0)
-    else:
-        x = tl.load(at)
-    return x.to(tl.float32) * FACTOR
+from octavo.ops.triton.softmax import LOG2E, LOWEST, hide, load_pages, load_rows, tanh
 
 
 @triton.jit
@@ -71,7 +32,7 @@ def _attend_tiles(  # noqa: PLR0913
     window, MASK: tl.constexpr, TOKENS: tl.constexpr, TILE: tl.constexpr, PAGE: tl.constexpr,
     DIM: tl.constexpr, PAGE_STRIDE: tl.constexpr, VALUES_STRIDE: tl.constexpr,
     TOKEN_STRIDE: tl.constexpr, WINDOW: tl.constexpr, SOFT_CAP: tl.constexpr,
-    PRECISION: tl.constexpr, FP8: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Go on over tiles [first_tile, last_tile) of one KV head, whose keys in page 0 start at
     ``keys``. With MASK nothing outside tokens [low, high) is read: it may be NaN."""
@@ -81,37 +42,22 @@ def _attend_tiles(  # noqa: PLR0913
         seen = token < high
         if WINDOW:
             seen &= token >= low
-        if MASK:
-            page = tl.load(table + token // PAGE, mask=seen, other=0)
-        else:
-            page = tl.load(table + token // PAGE)
-        place = page.to(tl.int64) * PAGE_STRIDE + (token % PAGE) * TOKEN_STRIDE
-        at = keys + place[:, None] + d[None, :]
-        k = _load_tile(at, seen, q.dtype, DIM, MASK, FP8)
+        page = load_pages(table, token, seen, PAGE, PAGE_STRIDE, MASK)
+        at = keys + (page + token % PAGE * TOKEN_STRIDE)[:, None] + d[None, :]
+        k = load_rows(at, seen, DIM, MASK)
         score = tl.dot(q, tl.trans(k), input_precision=PRECISION)
-        if FP8:
-            scales = keys + page.to(tl.int64) * PAGE_STRIDE + PAGE * DIM
-            scales = fp8.scale_place(scales) + token % PAGE
-            score *= _load_scales(scales, seen, fp8.UNIT[FP8], MASK)[None, :]
-        factor = scale * _LOG2E
+        factor = scale * LOG2E
         if SOFT_CAP:
-            score = soft_cap * _tanh(score * (scale / soft_cap))
-            factor = _LOG2E
+            score = soft_cap * tanh(score * (scale / soft_cap))
+            factor = LOG2E
         if MASK:
-            visible = seen[None, :]
-            if TOKENS > 1:
-                visible = visible & (token[None, :] <= position[:, None])
-                if WINDOW:
-                    visible &= token[None, :] > position[:, None] - window
-            score = tl.where(visible, score, float("-inf"))
+            score = hide(score, token, seen, position, window, TOKENS, WINDOW)
         new_top = tl.maximum(top, tl.max(score, 1) * factor)
         weight = tl.exp2(score * factor - new_top[:, None])
         shrink = tl.exp2(top - new_top)
         total = total * shrink + tl.sum(weight, 1)
         acc = acc * shrink[:, None]
-        v = _load_tile(at + VALUES_STRIDE, seen, q.dtype, DIM, MASK, FP8)
-        if FP8:
-            weight *= _load_scales(scales + VALUES_STRIDE // 2, seen, 256.0, MASK)[None, :]
+        v = load_rows(at + VALUES_STRIDE, seen, DIM, MASK)
         acc = tl.dot(weight.to(v.dtype), v, acc, input_precision=PRECISION)
         top = new_top
     return acc, top, total
@@ -127,31 +73,46 @@ def _attend_run(  # noqa: PLR0913
 ):  # fmt: skip
     """A unit of ``size`` queries from position ``start`` on, over some of its tiles."""
     row = tl.arange(0, ROWS)
-    d = tl.arange(0, WIDTH)
     at = (first + row // GROUP).to(tl.int64) * q_stride + (head * GROUP + row % GROUP) * DIM
-    real = (row < size * GROUP)[:, None] & (d < DIM)[None, :]
-    q = tl.load(queries + at[:, None] + d[None, :], mask=real, other=0.0)
+    real = row < size * GROUP
     position = start + row // GROUP
     low = tl.maximum(start - window + 1, 0)
     high = start + size
     acc = tl.zeros([ROWS, WIDTH], tl.float32)
-    top = tl.full([ROWS], _LOWEST, tl.float32)
+    top = tl.full([ROWS], LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     masked_from = first_tile
-    if ROWS >= 64 and not WINDOW:  # tiles that every query sees whole come first, unmasked
-        masked_from = tl.minimum(tl.maximum((start + 1) // TILE, first_tile), last_tile)
-        acc, top, total = _attend_tiles(
-            q, acc, top, total, first_tile, masked_from, low, high, position, keys, table, scale,
-            soft_cap, window, False, TOKENS, TILE, PAGE, DIM, PAGE_STRIDE, VALUES_STRIDE,
-            TOKEN_STRIDE, WINDOW, SOFT_CAP, PRECISION, FP8,
-        )  # fmt: skip
-    acc, top, total = _attend_tiles(
-        q, acc, top, total, masked_from, last_tile, low, high, position, keys, table, scale,
-        soft_cap, window, True, TOKENS, TILE, PAGE, DIM, PAGE_STRIDE, VALUES_STRIDE,
-        TOKEN_STRIDE, WINDOW, SOFT_CAP, PRECISION, FP8,
-    )  # fmt: skip
     if FP8:
-        acc *= fp8.UNIT[FP8] / 256.0
+        q = attention_fp8.load_queries(queries, at, real, WIDTH, DIM)
+        if not WINDOW:  # tiles that every query sees whole come first, unmasked
+            masked_from = tl.minimum(tl.maximum((start + 1) // TILE, first_tile), last_tile)
+            acc, top, total = attention_fp8.attend_tiles(
+                q, acc, top, total, first_tile, masked_from, low, high, position, keys, table,
+                scale, soft_cap, window, False, TOKENS, TILE, PAGE, DIM, PAGE_STRIDE,
+                VALUES_STRIDE, WINDOW, SOFT_CAP, PRECISION, FP8,
+            )  # fmt: skip
+        acc, top, total = attention_fp8.attend_tiles(
+            q, acc, top, total, masked_from, last_tile, low, high, position, keys, table, scale,
+            soft_cap, window, True, TOKENS, TILE, PAGE, DIM, PAGE_STRIDE, VALUES_STRIDE, WINDOW,
+            SOFT_CAP, PRECISION, FP8,
+        )  # fmt: skip
+        acc *= fp8.UNIT[FP8]
+    else:
+        d = tl.arange(0, WIDTH)
+        there = real[:, None] & (d < DIM)[None, :]
+        q = tl.load(queries + at[:, None] + d[None, :], mask=there, other=0.0)
+        if ROWS >= 64 and not WINDOW:
+            masked_from = tl.minimum(tl.maximum((start + 1) // TILE, first_tile), last_tile)
+            acc, top, total = _attend_tiles(
+                q, acc, top, total, first_tile, masked_from, low, high, position, keys, table,
+                scale, soft_cap, window, False, TOKENS, TILE, PAGE, DIM, PAGE_STRIDE,
+                VALUES_STRIDE, TOKEN_STRIDE, WINDOW, SOFT_CAP, PRECISION,
+            )  # fmt: skip
+        acc, top, total = _attend_tiles(
+            q, acc, top, total, masked_from, last_tile, low, high, position, keys, table, scale,
+            soft_cap, window, True, TOKENS, TILE, PAGE, DIM, PAGE_STRIDE, VALUES_STRIDE,
+            TOKEN_STRIDE, WINDOW, SOFT_CAP, PRECISION,
+        )  # fmt: skip
     return acc, top, total
 
 
@@ -182,7 +143,7 @@ def _add_up(
     d = tl.arange(0, WIDTH)
     first_share = origin // share
     acc = tl.zeros([KEPT, WIDTH], tl.float32)
-    top = tl.full([KEPT], _LOWEST, tl.float32)
+    top = tl.full([KEPT], LOWEST, tl.float32)
     total = tl.zeros([KEPT], tl.float32)
     for base in range(0, parts, PARTS):
         part = base + tl.arange(0, PARTS)
@@ -190,7 +151,7 @@ def _add_up(
         slot += ((part == 0) & (origin != first_share * share)).to(tl.int32)
         at = slot[:, None] * (2 * KEPT) + row[None, :]
         live = (part < parts)[:, None]
-        part_top = tl.load(states + at, mask=live, other=_LOWEST, cache_modifier=".cg")
+        part_top = tl.load(states + at, mask=live, other=LOWEST, cache_modifier=".cg")
         part_total = tl.load(states + at + KEPT, mask=live, other=0.0, cache_modifier=".cg")
         at = (slot[:, None] * KEPT + row[None, :])[:, :, None] * WIDTH + d[None, None, :]
         x = tl.load(sums + at, mask=live[:, :, None], other=0.0, cache_modifier=".cg")

@@ -225,21 +225,26 @@ class TritonOps(Ops):
         """Rows of few queries go to one launch, rows of many to another."""
         kv_heads, dim = kv_pages.shape[3], q.shape[2]
         group = q.shape[1] // kv_heads
-        # Tiles of fp8 take no more memory than others: a tile of codes half, one as numbers once.
-        size = q.element_size() if is_fp8(kv_pages) else kv_pages.element_size()
-        tile = pick(self.tiles.few, dim, group).fitted(dim, size, self.card.shared_bytes)
+        tables = self.tiles.fp8 if is_fp8(kv_pages) else self.tiles.plain
+        tile = self._fitted(pick(tables.few, dim, group), q, kv_pages)
         tokens = 1 if meta.max_query == 1 else tile.rows // group
         cut = Cut(0, tokens, tokens, tile.tokens, self._programs(tile), tile.least)
         launches = [self._launch(tile, cut, True, q, kv_pages, meta)]
         if meta.max_query > tokens:
-            most = q.shape[0] // (pick(self.tiles.split, dim, group).rows // group)
+            most = q.shape[0] // (pick(tables.split, dim, group).rows // group)
             split = (most + 1) * kv_heads <= self.card.multiprocessors
-            table = self.tiles.split if split else self.tiles.many
-            tile = pick(table, dim, group).fitted(dim, size, self.card.shared_bytes)
+            table = tables.split if split else tables.many
+            tile = self._fitted(pick(table, dim, group), q, kv_pages)
             programs = self._programs(tile)
             cut = Cut(tokens, _ANY, tile.rows // group, tile.tokens, programs, tile.least)
             launches.append(self._launch(tile, cut, split, q, kv_pages, meta))
         return tuple(launches)
+
+    def _fitted(self, tile: Tile, q: Tensor, kv_pages: Tensor) -> Tile:
+        dim, shared_bytes = q.shape[2], self.card.shared_bytes
+        if is_fp8(kv_pages):  # a tile of codes takes half of one of numbers, and is both for a time
+            return tile.fitted(dim, q.element_size(), shared_bytes, fp8.CODES * _MMA_ROWS)
+        return tile.fitted(dim, kv_pages.element_size(), shared_bytes)
 
     def _programs(self, tile: Tile) -> int:
         return self.card.multiprocessors * tile.programs
@@ -249,7 +254,8 @@ class TritonOps(Ops):
     ) -> _Launch:
         kv_heads, dim = kv_pages.shape[3], q.shape[2]
         group = q.shape[1] // kv_heads
-        width = max(_MMA_ROWS, triton.next_power_of_2(dim))
+        least = fp8.CODES * _MMA_ROWS if is_fp8(kv_pages) else _MMA_ROWS
+        width = max(least, triton.next_power_of_2(dim))
         page, layer, values, head, token = _strides(kv_pages, dim)
         constants = {
             "PAGE_STRIDE": page, "LAYER_STRIDE": layer, "VALUES_STRIDE": values,

@@ -1,17 +1,23 @@
-"""e4m3 codes and fp16 scales in kernels: see :mod:`octavo.ops.fp8` for what they mean."""
+"""e4m3 codes and fp16 scales in kernels: see :mod:`octavo.ops.fp8` for what they mean.
+
+In a page of Triton's, values are words of four tokens: 4 rows of D words for 16 tokens, the j-th of
+tokens 2j, 2j + 1, 2j + 8 and 2j + 9. All else is in the order of :mod:`octavo.ops.fp8`.
+"""
 
 from __future__ import annotations
 
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from octavo.ops.fp8 import PHASES
+from octavo.ops.fp8 import PHASES, page_views
 from octavo.ops.triton.tiles import Card
 
 # How codes become numbers: by their bits, on any GPU, or by an instruction for e4m3.
 PLAIN, BITS, NATIVE = 0, 1, 2
 UNIT = tl.constexpr((1.0, 256.0, 1.0))  # what a number from :func:`numbers` counts
+CODES = 4  # in a word
 _NATIVE_FROM = 89  # the first compute capability with that instruction
 
 _LARGEST_CODE = tl.constexpr(448.0)
@@ -19,28 +25,80 @@ _PHASES, _STEP = tl.constexpr(PHASES), tl.constexpr(1 / PHASES)
 _SMALLEST_SCALE, _LARGEST_SCALE = tl.constexpr(2.0**-24), tl.constexpr(65504.0)
 
 
+def ordered(kv_pages: Tensor, page_size: int) -> Tensor:
+    """A copy of pages [P, L, 2, K, bytes] in the order of the reference, in that of the kernels."""
+    pages = kv_pages.clone()
+    codes, _ = page_views(pages[:, :, 1], page_size)
+    words = codes.unflatten(-2, (-1, 2, 4, 2)).permute(0, 1, 2, 3, 5, 7, 4, 6)
+    codes.copy_(words.reshape(codes.shape))
+    return pages
+
+
+def restored(kv_pages: Tensor, page_size: int) -> Tensor:
+    """What :func:`ordered` was given."""
+    pages = kv_pages.clone()
+    codes, _ = page_views(pages[:, :, 1], page_size)
+    words = codes.reshape(*codes.shape[:3], -1, 4, codes.shape[-1], 2, 2)
+    codes.copy_(words.permute(0, 1, 2, 3, 6, 4, 7, 5).reshape(codes.shape))
+    return pages
+
+
 def decoding(card: Card) -> int:
     return NATIVE if card.capability >= _NATIVE_FROM and not torch.version.hip else BITS
 
 
+# Two words of four codes to four pairs of fp16: a pair has the same byte of both.
+_UNPACK = tl.constexpr("""{
+.reg .b32 low, high;
+.reg .b16 a, b, c, d;
+prmt.b32 low, $4, $5, 0x5140;
+prmt.b32 high, $4, $5, 0x7362;
+mov.b32 {a, b}, low;
+mov.b32 {c, d}, high;
+cvt.rn.f16x2.e4m3x2 $0, a;
+cvt.rn.f16x2.e4m3x2 $1, b;
+cvt.rn.f16x2.e4m3x2 $2, c;
+cvt.rn.f16x2.e4m3x2 $3, d;
+}""")
+
+
+@triton.jit
+def words(bytes):
+    """Byte addresses as addresses of words of four codes."""
+    return bytes.to(tl.pointer_type(tl.int32), bitcast=True)
+
+
 @triton.jit
 def numbers(codes, DTYPE: tl.constexpr, FP8: tl.constexpr):
-    """Codes [...] in a floating type, exact, in units of UNIT[FP8].
-
-    The bits of a code, moved to where fp16 keeps its own, meet an exponent bias larger by 8."""
+    """Words [...] of four codes as four of [...], low bytes first, in units of UNIT[FP8]; exact."""
     if FP8 == 2:
-        x = codes.to(tl.float8e4nv, bitcast=True).to(DTYPE)
+        a, b, c, d = tl.inline_asm_elementwise(
+            _UNPACK, "=r,=r,=r,=r,r,r", [codes],
+            dtype=(tl.float16, tl.float16, tl.float16, tl.float16), is_pure=True, pack=2,
+        )  # fmt: skip
     else:
-        wide = codes.to(tl.uint16)
-        bits = ((wide & 0x7F) << 7) | ((wide & 0x80) << 8)
-        x = bits.to(tl.float16, bitcast=True).to(DTYPE)
-    return x
+        a, b, c, d = _byte(codes), _byte(codes >> 8), _byte(codes >> 16), _byte(codes >> 24)
+    return a.to(DTYPE), b.to(DTYPE), c.to(DTYPE), d.to(DTYPE)
+
+
+@triton.jit
+def _byte(code):
+    """A code in the low byte: its bits where fp16, whose exponent bias is larger by 8, has its."""
+    bits = ((code & 0x7F) << 7) | ((code & 0x80) << 8)
+    return bits.to(tl.uint16).to(tl.float16, bitcast=True)
 
 
 @triton.jit
 def scale_place(codes):
     """Where byte addresses ``codes`` point, as addresses of scales."""
     return codes.to(tl.pointer_type(tl.float16), bitcast=True)
+
+
+@triton.jit
+def value_place(offset, d, DIM: tl.constexpr):
+    """Where feature ``d`` of the values of a page's token ``offset`` is among the head's bytes."""
+    word = (offset // 16 * 4 + offset % 8 // 2) * DIM + d
+    return word * 4 + offset % 16 // 8 * 2 + offset % 2
 
 
 @triton.jit

@@ -62,12 +62,14 @@ def rope_kernel(  # noqa: PLR0913
     place = kv + tl.load(pages + token) * page_stride + layer.to(tl.int64) * layer_stride
     kv_head = tl.where(is_k, head - Q_HEADS, head - Q_HEADS - KV_HEADS)
     slot = kv_head * head_stride + is_v.to(tl.int32) * values_stride
-    kv_at = place + offset * offset_stride + slot[:, None] + d[None, :]
     written = real & (is_k | is_v)[:, None]
     if FP8:
         codes, scales = fp8.quantize(y)
-        tl.store(kv_at, codes, mask=written)
+        in_head = tl.where(is_v[:, None], fp8.value_place(offset, d, DIM)[None, :],
+                           offset * DIM + d[None, :])  # fmt: skip
+        tl.store(place + slot[:, None] + in_head, codes, mask=written)
         scale_at = fp8.scale_place(place + slot + PAGE * DIM) + offset
         tl.store(scale_at, scales, mask=is_k | is_v)
     else:
+        kv_at = place + offset * offset_stride + slot[:, None] + d[None, :]
         tl.store(kv_at, y.to(kv.dtype.element_ty), mask=written)

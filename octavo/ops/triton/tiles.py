@@ -48,13 +48,16 @@ class Tile:
         """Triton's stages: one to compute, and two a tile ahead, for its pages and for it."""
         return 2 * self.ahead + 1
 
-    def fitted(self, head_dim: int, element_bytes: int, shared_bytes: int) -> Tile:
-        """With fewer tiles ahead, then smaller ones, where keys and values would not fit."""
+    def fitted(
+        self, head_dim: int, element_bytes: int, shared_bytes: int, fewest: int = 16
+    ) -> Tile:
+        """With fewer tiles ahead, then smaller ones (of ``fewest`` tokens at least), where keys and
+        values would not fit."""
         tile = self
         while _tile_bytes(tile, head_dim, element_bytes) > shared_bytes:
             if tile.ahead > 1:
                 tile = replace(tile, ahead=tile.ahead - 1)
-            elif tile.tokens > 16:
+            elif tile.tokens > fewest:
                 tile = replace(tile, tokens=tile.tokens // 2)
             else:
                 break
@@ -96,49 +99,81 @@ class RowTiles:
 
 
 @dataclass(frozen=True, slots=True)
-class CardTiles:
+class AttentionTiles:
     """Attention by largest head size, ascending: ``few`` queries a row; ``many``; ``split``: many,
     but too few units to fill the card."""
 
-    capability: int
     few: dict[int, Tile]
     many: dict[int, Tile]
     split: dict[int, Tile]
+
+
+@dataclass(frozen=True, slots=True)
+class CardTiles:
+    """All choices for cards of a capability. Tiles of ``fp8`` pages have 64 tokens at least: a
+    quarter of them, that of one byte of each word, fills a tensor core."""
+
+    capability: int
+    plain: AttentionTiles
+    fp8: AttentionTiles
     rows: RowTiles = RowTiles()
 
 
 H200 = CardTiles(
     capability=90,
-    few={
-        64: Tile(rows=16, tokens=32, warps=1, ahead=1, programs=8),
-        128: Tile(rows=16, tokens=16, warps=1, ahead=1, programs=8),
-        256: Tile(rows=16, tokens=32, warps=2, ahead=1, programs=4),
-    },
-    many={
-        128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=64, registers=128),
-        256: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
-    },
-    split={
-        128: Tile(rows=128, tokens=64, warps=8, ahead=2, programs=1),
-        256: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
-    },
+    plain=AttentionTiles(
+        few={
+            64: Tile(rows=16, tokens=32, warps=1, ahead=1, programs=8),
+            128: Tile(rows=16, tokens=16, warps=1, ahead=1, programs=8),
+            256: Tile(rows=16, tokens=32, warps=2, ahead=1, programs=4),
+        },
+        many={
+            128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=64, registers=128),
+            256: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
+        },
+        split={
+            128: Tile(rows=128, tokens=64, warps=8, ahead=2, programs=1),
+            256: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
+        },
+    ),
+    fp8=AttentionTiles(
+        few={
+            128: Tile(rows=16, tokens=64, warps=1, ahead=1, programs=8),
+            256: Tile(rows=16, tokens=64, warps=2, ahead=1, programs=4),
+        },
+        many={
+            128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=64, registers=128),
+            256: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
+        },
+        split={
+            128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
+            256: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=1),
+        },
+    ),
     rows=RowTiles(vector=VectorTile()),
 )
 
 AMPERE = CardTiles(
     capability=80,
-    few={
-        128: Tile(rows=16, tokens=16, warps=1, ahead=1, programs=8),
-        256: Tile(rows=16, tokens=32, warps=4, ahead=1, programs=3),
-    },
-    many={
-        128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=64),
-        256: Tile(rows=64, tokens=32, warps=4, ahead=1, programs=64),
-    },
-    split={
-        128: Tile(rows=64, tokens=64, warps=4, ahead=1, programs=1),
-        256: Tile(rows=64, tokens=32, warps=4, ahead=1, programs=1),
-    },
+    plain=AttentionTiles(
+        few={
+            128: Tile(rows=16, tokens=16, warps=1, ahead=1, programs=8),
+            256: Tile(rows=16, tokens=32, warps=4, ahead=1, programs=3),
+        },
+        many={
+            128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=64),
+            256: Tile(rows=64, tokens=32, warps=4, ahead=1, programs=64),
+        },
+        split={
+            128: Tile(rows=64, tokens=64, warps=4, ahead=1, programs=1),
+            256: Tile(rows=64, tokens=32, warps=4, ahead=1, programs=1),
+        },
+    ),
+    fp8=AttentionTiles(
+        few={256: Tile(rows=16, tokens=64, warps=4, ahead=1, programs=3)},
+        many={256: Tile(rows=64, tokens=64, warps=4, ahead=1, programs=64)},
+        split={256: Tile(rows=64, tokens=64, warps=4, ahead=1, programs=1)},
+    ),
 )
 
 _TABLES = (AMPERE, H200)  # ascending capability; AMPERE is sized to fit, not measured
