@@ -44,7 +44,7 @@ class Probe:
 
 
 @contextmanager
-def probed(loop: Any, probe: Probe) -> Iterator[None]:
+def probed(loop: Any, probe: Executor) -> Iterator[None]:
     """``loop`` runs over ``probe`` inside the block."""
     inner, loop.executor = loop.executor, probe
     try:
@@ -147,9 +147,9 @@ def replay(executor: Executor, plans: Sequence[StepPlan]) -> list[Ids]:
     return found
 
 
-def both_loops(executor: LocalExecutor) -> dict[str, Executor]:
-    """The same worker behind the plain loop and behind the overlapped one."""
-    worker: Any = executor._worker
+def both_loops(executor: Any) -> dict[str, Executor]:
+    """The worker of a local executor, behind the plain loop and behind the overlapped one."""
+    worker = executor._worker
     return {"plain": LocalExecutor(worker), "overlapped": OverlappedExecutor(worker, 2)}
 
 

@@ -76,6 +76,8 @@ def _read(argv: Sequence[str] | None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     if unknown := [name for name in args.rows if name not in ROWS]:
         parser.error(f"There is no row {unknown[0]!r}; there are: {'; '.join(ROWS)}.")
+    if "8B W5 over offline" in args.rows:
+        args.rows.append("8B W5")
     if args.part is None and (args.out is None or not args.out.is_dir()):
         parser.error("--out must be a folder that exists.")
     return args

@@ -51,7 +51,7 @@ SERVED_TEXT = """\
 Over HTTP on the same machine, streaming, with a tokenizer as large as the model's vocabulary.
 **W5**: 1,024 requests of 512 in and 256 out, 256 at a time. **W6**: for 60 s, requests of 512 in
 and 128 out arrive at random, 8 a second, and every 2 s a prompt of 16,000 tokens with 32 out; TTFT
-and ITL are those of the short ones. The row without chunks, over 20 s, shows that the test can
+and ITL are those of the short ones. The row without chunks, over 12 s, shows that the test can
 fail: it must miss the bound.
 """
 START_TEXT = """\
@@ -60,8 +60,8 @@ From the command to the first token: `python -m benchmarks.first_token llama3-8b
 STEPS_TEXT = """\
 What a step must not do. *Idle*: no work on the device, from the call to the last id. *Host waits*:
 calls that wait for the device while a step is being started. *Memory growth*: over 40 runs of W1
-with a sixteenth of its output tokens. *Replayed*: W1's plans once more, one at a time and two
-under way. *fp32 ids*: those of a random tiny model, for requests of W1's lengths.
+with a quarter of its tokens in and a sixteenth out. *Replayed*: W1's plans once more, one at a
+time and two under way. *fp32 ids*: those of a random tiny model, for requests of W1's lengths.
 """
 SECTIONS = (
     ("Offline", WORKLOADS, OFFLINE),

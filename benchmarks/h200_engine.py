@@ -23,23 +23,24 @@ from octavo.tools.bench.steps import StepMeter, cuda_mark, device_seconds
 RATE = {"W1": "output_tok_s", "W2": "decode_tok_s", "W3": "input_tok_s", "W4": "output_tok_s"}
 TRUNCATED = "W1 top_k top_p"
 GROWTH_RUNS = 40
-GROWTH_SHARE = 16  # a sixteenth of W1's output tokens each
+IN_SHARE, OUT_SHARE = 4, 16  # of W1's tokens, in a short run of it
 
 
 def large(session: Session) -> None:
     bench = _open("llama3-8b", session)
-    rates = _rates(session, bench, "8B", ("W1", "W4", "W2", "W3"))
-    for work in ("W2", "W4"):
-        _idle(session, bench, work)
-    if w1 := rates["W1"]:
+    w1 = _rates(session, bench, "8B", ("W1",))["W1"]
+    for work in ("W4", "W2"):
+        _metered(session, bench, work)
+    _rates(session, bench, "8B", ("W3",))
+    if w1:
         session.repeat(
             "8B W1 with top_p and top_k",
             lambda: _rate(session, bench, TRUNCATED, "W1") / statistics.median(w1),
         )
     if session.wants("8B W5 over offline"):
         with session.guard(OFFLINE_W5):
-            rate, streams = _offline_w5(session, bench)
-            session.put(OFFLINE_W5, [rate], unit="output tok/s", streams=streams)
+            rate, how = _offline_w5(session, bench)
+            session.put(OFFLINE_W5, [rate], unit="output tok/s", **how)
     bench.llm.audit()
 
 
@@ -88,24 +89,26 @@ def _rate(session: Session, bench: Bench, work: str, like: str | None = None) ->
     return measure(bench, work, session.tiny)[RATE[like or work]]
 
 
-def _idle(session: Session, bench: Bench, work: str) -> None:
-    """Of the time from the call to the last id, the share in which the device had no work."""
-    if session.tiny:  # a CPU has no stream to put marks on
-        return
+def _metered(session: Session, bench: Bench, work: str) -> None:
+    """The rate, and the share of the same time in which the device had no work."""
+    idle: list[float] = []
 
-    def share() -> float:
-        meter = StepMeter(bench.llm._loop.executor, cuda_mark)
+    def rate() -> float:
+        meter = StepMeter(bench.llm._loop.executor, None if session.tiny else cuda_mark)
+        start = time.perf_counter()
         with probed(bench.llm._loop, meter):
-            seconds = bench.run(*workloads(session.tiny)[work])
-        busy = device_seconds(meter.take())
-        assert busy is not None
-        return 1 - busy / seconds
+            found = _rate(session, bench, work)
+        seconds, busy = time.perf_counter() - start, device_seconds(meter.take())
+        if busy is not None:  # a CPU has no stream to put marks on
+            idle.append(1 - busy / seconds)
+        return found
 
-    session.repeat(f"8B {work} idle", share)
+    if session.repeat(f"8B {work}", rate) and idle:
+        session.put(f"8B {work} idle", idle)
 
 
 def _host_waits(session: Session, bench: Bench) -> None:
-    """Over W1's prompts and a sixteenth of their output tokens: joins, mixed steps, decodes."""
+    """Over a short W1: joins, mixed steps, decodes."""
     name = "host waits in a step"
     if not session.wants(name):
         return
@@ -117,13 +120,17 @@ def _host_waits(session: Session, bench: Bench) -> None:
 
 
 def _short_w1(session: Session, bench: Bench) -> float:
+    """W1 with a quarter of its prompts' tokens and a sixteenth of its output tokens."""
     ins, outs, values = workloads(session.tiny)["W1"]
-    return bench.run(ins, [max(1, n // GROWTH_SHARE) for n in outs], values)
+    ins, outs = [n // IN_SHARE + 1 for n in ins], [n // OUT_SHARE + 1 for n in outs]
+    return bench.run(ins, outs, values)
 
 
-def _offline_w5(session: Session, bench: Bench) -> tuple[float, int]:
-    """Output tokens a second of W5's requests without a server, as many of them at a time."""
+def _offline_w5(session: Session, bench: Bench) -> tuple[float, dict[str, int]]:
+    """Output tokens a second of W5's requests without a server, as many of them at a time; and how
+    many they were. Half of them tell as much: they come and go in waves."""
     count, streams, num_input, num_output = w5_shape(session)
+    count = max(streams, count // 2)
     draw = random.Random(time.time_ns())
     requests = [
         Request(
@@ -136,7 +143,8 @@ def _offline_w5(session: Session, bench: Bench) -> tuple[float, int]:
     ]
     start = time.perf_counter()
     tokens = closed_loop(bench.llm._loop, requests, streams)
-    return tokens / (time.perf_counter() - start), streams
+    seconds = time.perf_counter() - start
+    return tokens / seconds, {"requests": count, "streams": streams}
 
 
 def w5_shape(session: Session) -> tuple[int, int, int, int]:
@@ -164,7 +172,7 @@ def _replay(session: Session, bench: Bench) -> None:
 
 def _growth(session: Session, bench: Bench) -> None:
     """MiB in use on the device after each of 40 runs: the most of the last twenty less the most of
-    the first twenty. Each is W1 with a sixteenth of its output tokens."""
+    the first twenty. Each run is a short W1."""
     import torch
 
     used = []
@@ -178,5 +186,5 @@ def _growth(session: Session, bench: Bench) -> None:
         "0.6B memory growth over 40 runs",
         [max(used[half:]) - max(used[:half])],
         used_mib=used,
-        runs=f"W1 with 1/{GROWTH_SHARE} of its output tokens",
+        runs=f"W1 with 1/{IN_SHARE} of its tokens in and 1/{OUT_SHARE} out",
     )
