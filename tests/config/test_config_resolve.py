@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from octavo.config.facts import Gpu, HostFacts
 from octavo.config.load import OptionError, load_options
-from octavo.config.resolve import CPU_KV_BYTES, GIB, Config, resolve
+from octavo.config.resolve import CPU_KV_BYTES, GIB, Config, resolve, resolve_measured
 from octavo.config.summary import render_summary
-from octavo.core.capacity import cache_layout
+from octavo.core.capacity import MemoryUse, cache_layout
 from octavo.core.errors import StartupError
 from octavo.core.spec import LayerSpec, ModelSpec, RopeSpec
 
@@ -213,6 +213,68 @@ def test_a_gpu_that_others_use_is_refused_before_anything_loads() -> None:
     facts = replace(WITH_GPU, gpus=(Gpu("Some GPU", 24 * GIB, 9 * GIB),))
     message = refusal(facts=facts, gpu_memory_utilization="0.9")
     assert all(part in message for part in ("21.6", "9.0", "24.0", "--gpu-memory-utilization"))
+
+
+def test_a_given_pool_needs_only_what_is_free_on_a_gpu() -> None:
+    facts = replace(WITH_GPU, gpus=(Gpu("Some GPU", 24 * GIB, 9 * GIB),))
+    assert config(facts=facts, kv_cache_memory="4GiB").kv_cache_memory <= 4 * GIB
+    message = refusal(facts=facts, kv_cache_memory="8GiB")
+    assert "A KV cache of 8.0 GiB (flag --kv-cache-memory) is 0.3 GiB more than" in message
+
+
+USE = MemoryUse(
+    total=24 * GIB, others=GIB, weights=GIB // 4, step=3 * GIB, graphs=GIB, context=GIB // 2
+)
+
+
+def measured(use: MemoryUse = USE, **given: str) -> Config:
+    facts = replace(WITH_GPU, gpus=(replace(WITH_GPU.gpus[0], use=use),))
+    return resolve_measured(config(facts=WITH_GPU, **given), facts, SMALL)
+
+
+def test_a_measured_gpu_gives_its_share_less_what_was_measured() -> None:
+    made = measured()
+    room = int(24 * GIB * 0.92) - USE.own
+    assert made.kv_cache_memory == room // int(PAGE_BYTES) * int(PAGE_BYTES)
+    before = config(facts=WITH_GPU)
+    assert (made.max_num_seqs, made.max_num_batched_tokens) == (
+        before.max_num_seqs, before.max_num_batched_tokens,
+    )  # fmt: skip
+    assert made.sources == before.sources
+    assert measured(gpu_memory_utilization="0.5").num_pages < made.num_pages
+
+
+@pytest.mark.parametrize(
+    "given", [{"kv_cache_memory": "2GiB"}, {"kv_cache_tokens": "20000"}, {"swap_space": "1GiB"}]
+)
+def test_what_was_given_stays_as_it_was(given: dict[str, str]) -> None:
+    before, made = config(facts=WITH_GPU, **given), measured(**given)
+    assert made.swap_space == before.swap_space
+    if "swap_space" not in given:
+        assert made == before
+
+
+def test_an_automatic_length_follows_what_was_measured() -> None:
+    tight = replace(USE, step=int(22.02 * GIB) - USE.own + USE.step)  # 60 MiB are left
+    made = measured(tight, max_model_len="auto")
+    assert 0 < made.max_model_len < 8192
+    assert config(facts=WITH_GPU, max_model_len="auto").max_model_len == 8192
+    with pytest.raises(StartupError, match=f"use --max-model-len {made.max_model_len} "):
+        measured(tight)
+
+
+def test_no_room_beside_the_worst_step_names_what_is_missing() -> None:
+    large = replace(USE, step=30 * GIB)
+    with pytest.raises(StartupError) as caught:
+        measured(large)
+    message = str(caught.value)
+    assert all(
+        part in message
+        for part in ("are missing", "30.0 GiB of a step", "--max-num-batched-tokens (8192)",
+                     "other processes 1.0 GiB", "--gpu-memory-utilization 0.92 allows 22.1 GiB")
+    )  # fmt: skip
+    with pytest.raises(StartupError, match=r"20\.0 GiB \(flag --kv-cache-memory\) is \d"):
+        measured(kv_cache_memory="20GiB")
 
 
 def test_a_missing_gpu_is_refused() -> None:

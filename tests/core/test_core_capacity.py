@@ -36,6 +36,9 @@ def test_llama_31_8b_bytes_per_token(kv_dtype: str, expected: int) -> None:
     assert layout.page_bytes == 16 * expected
 
 
+GIB = 2**30
+
+
 def test_ranks_split_kv_heads_and_replicate_when_fewer() -> None:
     per_rank = [
         capacity.bytes_per_token(capacity.cache_layout(LLAMA_8B, ranks=ranks))
@@ -96,3 +99,16 @@ def test_unknown_dtype_and_mixer_are_refused() -> None:
         capacity.cache_layout(LLAMA_8B, "int3")
     with pytest.raises(NotImplementedError, match="mla"):
         capacity.cache_layout(replace(LLAMA_8B, layers=(LayerSpec(mixer="mla"),)))
+
+
+def test_what_others_and_the_worst_step_leave() -> None:
+    use = capacity.MemoryUse(
+        total=80 * GIB, others=10 * GIB, weights=15 * GIB, step=4 * GIB, graphs=GIB, context=GIB
+    )
+    assert use.own == 21 * GIB
+    assert use.room(0.5) == 19 * GIB  # of a half of the card
+    assert use.room(1.0) == use.room(None) == 49 * GIB - capacity.SLACK_BYTES
+    assert use.room(0.25) == -GIB
+    assert "weights 15.00, a step 4.00, graphs 1.00, libraries 1.00, other processes 10.00" in str(
+        use
+    )
