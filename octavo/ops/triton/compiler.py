@@ -13,6 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict
 from multiprocessing import get_context
 from typing import Any
@@ -31,15 +32,15 @@ def compile_variants(
 ) -> None:
     """Fill the cache with ``variants``. What cannot be compiled is told; a launch will raise it."""
     processes = max(1, min(processes, len(variants)))
-    command = [sys.executable, "-m", __name__, str(processes)]
     progress(0.0)
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        _command(processes), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
         assert child.stdin is not None
         assert child.stdout is not None
-        json.dump([asdict(variant) for variant in variants], child.stdin)
-        child.stdin.close()
+        with suppress(BrokenPipeError):  # it has ended: told below
+            json.dump([asdict(variant) for variant in variants], child.stdin)
+            child.stdin.close()
         done = 0
         for line in child.stdout:
             answer = json.loads(line)
@@ -65,6 +66,10 @@ def ensure_compiled(
     if missing:
         compile_variants(missing, processes, progress)
     return len(variants), len(missing)
+
+
+def _command(processes: int) -> list[str]:
+    return [sys.executable, "-m", __name__, str(processes)]
 
 
 class _Elsewhere:
