@@ -12,9 +12,9 @@ from typing import Any
 from octavo.config.facts import HostFacts
 from octavo.config.load import OptionError
 from octavo.config.options import DECLARATIONS, DTYPES, Options
+from octavo.config.room import GIB, Room, cpu_room, gib, gpu_room
 from octavo.core.capacity import (
     BYTES_PER_ELEMENT,
-    MemoryUse,
     cache_layout,
     largest_model_len,
     max_concurrency,
@@ -26,13 +26,9 @@ from octavo.core.errors import StartupError
 from octavo.core.pages import CacheLayout
 from octavo.core.spec import ModelSpec
 
-GIB = 2**30
-
 CPU_KV_BYTES = 4 * GIB  # more is seldom needed on a CPU, and memory belongs to others too
 CPU_KV_SHARE = 0.4  # of what is available after the weights
 CPU_KV_CEILING = 0.8  # of the same, where one sequence of the longest length needs more
-CPU_OVERHEAD_BYTES = GIB // 2  # libraries, activations, the server's own process
-GPU_OVERHEAD_BYTES = GIB  # the CUDA context and the activations of one step
 CPU_BATCHED_TOKENS = 2048
 GPU_BATCHED_TOKENS = 8192
 CPU_MAX_SEQS = 256  # more rows make a step on a CPU slower than they save
@@ -100,6 +96,8 @@ def resolve_measured(config: Config, facts: HostFacts, spec: ModelSpec) -> Confi
 class _Resolver:
     """One pass over the options; ``_values`` and ``_sources`` grow from device to sequences."""
 
+    _room: Room  # of the device, once its weights are known
+
     def __init__(self, options: Options, facts: HostFacts, spec: ModelSpec) -> None:
         self._options = options
         self._facts = facts
@@ -165,20 +163,21 @@ class _Resolver:
                 self._set("dtype", own, "the checkpoint's")
         if self._options.kv_cache_dtype == "auto":
             self._set("kv_cache_dtype", self._values["dtype"], "that of --dtype")
-        self._set("weight_bytes", self._weight_bytes, "parameters × bytes each")
+        weights = self._spec.num_params * BYTES_PER_ELEMENT[self._values["dtype"]]
+        self._set("weight_bytes", weights, "parameters × bytes each")
 
     @property
     def _on_cpu(self) -> bool:
         return str(self._values["device"]) == "cpu"
 
-    @property
-    def _weight_bytes(self) -> int:
-        return self._spec.num_params * BYTES_PER_ELEMENT[self._values["dtype"]]
-
     def _pool(self, layout: CacheLayout) -> None:
         """Pages of the KV cache: from tokens, from bytes, or from what the device has left."""
         options, sources = self._options, self._sources
-        room = self._cpu_room() if self._on_cpu else self._gpu_room()
+        if self._on_cpu:
+            self._room = cpu_room(self._facts, self._values)
+        else:
+            self._room = gpu_room(self._facts.gpus[0], options, self._values)
+        room = self._room.size
         if options.kv_cache_tokens != "auto":
             if options.kv_cache_memory != "auto":
                 raise OptionError(
@@ -197,11 +196,11 @@ class _Resolver:
             reason = (
                 f"--gpu-memory-utilization {options.gpu_memory_utilization:g}, less the weights"
             )
-        if pages * layout.page_bytes > room:
+        size = pages * layout.page_bytes
+        if size > room:
             raise StartupError(
-                f"A KV cache of {_gib(pages * layout.page_bytes)} ({reason}) is "
-                f"{_gib(pages * layout.page_bytes - room)} more than the {_gib(room)} left after "
-                f"{_gib(self._weight_bytes)} of weights{self._also_taken()}."
+                f"A KV cache of {gib(size)} ({reason}) is {gib(size - room)} more than the "
+                f"{gib(room)} left after {self._room.beside}."
             )
         self._set("num_pages", pages, reason)
 
@@ -214,13 +213,13 @@ class _Resolver:
         elif asked == "auto":
             pool = self._values["num_pages"] * layout.page_bytes
             size, reason = min((int(room * SWAP_SHARE), f"{SWAP_SHARE:.0%} of the memory left"),
-                               (SWAP_BYTES, f"{_gib(SWAP_BYTES)}, the most taken unasked"),
+                               (SWAP_BYTES, f"{gib(SWAP_BYTES)}, the most taken unasked"),
                                (pool, "as large as the KV cache"))  # fmt: skip
         else:
             size, reason = asked, self._sources["swap_space"]
         if size > room:
             raise StartupError(
-                f"--swap-space {_gib(size)} is more than the {_gib(room)} of host memory left."
+                f"--swap-space {gib(size)} is more than the {gib(room)} of host memory left."
             )
         pages = size // layout.page_bytes
         if not pages and (mode == "swap" or asked not in ("auto", 0)):
@@ -239,74 +238,7 @@ class _Resolver:
         if not self._on_cpu:
             return self._facts.available_bytes
         pool: int = self._values["num_pages"] * layout.page_bytes
-        return self._cpu_room() - pool
-
-    def _cpu_room(self) -> int:
-        """Bytes that weights and libraries leave."""
-        available = self._facts.available_bytes
-        room = available - self._weight_bytes - CPU_OVERHEAD_BYTES
-        if room <= 0:
-            raise StartupError(
-                f"The weights need {_gib(self._weight_bytes)} of memory in "
-                f"{self._values['dtype']}, and {_gib(available)} are available."
-            )
-        return room
-
-    @property
-    def _share(self) -> float | None:
-        """Of the GPU; None where the KV cache's size is given, which then alone counts."""
-        options = self._options
-        if options.kv_cache_memory == options.kv_cache_tokens == "auto":
-            return options.gpu_memory_utilization
-        return None
-
-    def _gpu_room(self) -> int:
-        """Bytes of the GPU's share that weights and one step leave; of all that is free, where the
-        KV cache's size is given."""
-        gpu, share = self._facts.gpus[0], self._share
-        if gpu.use is not None:
-            return self._measured_room(gpu.use, share)
-        requested = gpu.free_bytes if share is None else int(gpu.total_bytes * share)
-        if requested > gpu.free_bytes:
-            used = gpu.total_bytes - gpu.free_bytes
-            raise StartupError(
-                f"The GPU has {_gib(gpu.free_bytes)} free of {_gib(gpu.total_bytes)}, "
-                f"{_gib(requested - gpu.free_bytes)} less than the {_gib(requested)} requested: "
-                f"others use {_gib(used)}; end them, or lower --gpu-memory-utilization ({share:g})."
-            )
-        room = requested - self._weight_bytes - GPU_OVERHEAD_BYTES
-        if room <= 0:
-            raise StartupError(
-                f"The weights need {_gib(self._weight_bytes)} in {self._values['dtype']}, and "
-                f"{self._limit(share)} {_gib(requested)}."
-            )
-        return room
-
-    def _measured_room(self, use: MemoryUse, share: float | None) -> int:
-        room = use.room(share)
-        if room > 0:
-            return room
-        limit = use.total - use.others if share is None else int(use.total * share)
-        raise StartupError(
-            f"No memory is left for a KV cache, {_gib(-room)} are missing: weights take "
-            f"{_gib(use.weights)}{self._also_taken()}, other processes {_gib(use.others)}, and "
-            f"{self._limit(share)} {_gib(limit)}; lower --max-num-batched-tokens "
-            f"({self._values['max_num_batched_tokens']}) or --max-num-seqs "
-            f"({self._values['max_num_seqs']})."
-        )
-
-    @staticmethod
-    def _limit(share: float | None) -> str:
-        return "the GPU has" if share is None else f"--gpu-memory-utilization {share:g} allows"
-
-    def _also_taken(self) -> str:
-        use = None if self._on_cpu else self._facts.gpus[0].use
-        if use is None:
-            return ""
-        return (
-            f", {_gib(use.step)} of a step, {_gib(use.graphs)} of graphs and {_gib(use.context)} "
-            "of libraries"
-        )
+        return self._room.size - pool
 
     def _cpu_pages(self, layout: CacheLayout, room: int) -> tuple[int, str]:
         """A moderate share of the memory, but one sequence of full length, and no more than
@@ -322,7 +254,7 @@ class _Resolver:
             ceiling = pages_from_bytes(layout, int(room * CPU_KV_CEILING))
             return min(one, ceiling), "one sequence of --max-model-len tokens"
         if room * CPU_KV_SHARE > CPU_KV_BYTES:
-            return share, f"{_gib(CPU_KV_BYTES)}, the most taken unasked on a CPU"
+            return share, f"{gib(CPU_KV_BYTES)}, the most taken unasked on a CPU"
         return share, f"{CPU_KV_SHARE:.0%} of the memory left after the weights"
 
     @property
@@ -424,7 +356,3 @@ class _Resolver:
         if self._on_cpu:
             return CPU_MAX_SEQS
         return max(MIN_SEQS, GPU_LOGITS_BYTES // (4 * self._spec.vocab_size))
-
-
-def _gib(num_bytes: int) -> str:
-    return f"{num_bytes / GIB:.1f} GiB"

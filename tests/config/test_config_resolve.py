@@ -271,7 +271,7 @@ def test_no_room_beside_the_worst_step_names_what_is_missing() -> None:
     assert all(
         part in message
         for part in ("are missing", "30.0 GiB of a step", "--max-num-batched-tokens (8192)",
-                     "other processes 1.0 GiB", "--gpu-memory-utilization 0.92 allows 22.1 GiB")
+                     "other processes use 1.0 GiB", "--gpu-memory-utilization 0.92 allows 22.1 GiB")
     )  # fmt: skip
     with pytest.raises(StartupError, match=r"20\.0 GiB \(flag --kv-cache-memory\) is \d"):
         measured(kv_cache_memory="20GiB")
