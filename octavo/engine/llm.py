@@ -17,6 +17,7 @@ from octavo.engine.build import build_engine
 from octavo.engine.outputs import CompletionOutput, RequestOutput
 from octavo.engine.prompts import Prompt, Prompts, as_list, each, params_for, salt_of, split
 from octavo.engine.service import draw_seed
+from octavo.engine.stagebar import StageBar
 from octavo.engine.startup import (
     build_text,
     load_config,
@@ -41,7 +42,8 @@ class LLM:
         self, model: str | None = None, *, skip_tokenizer_init: bool = False, **options: Any
     ) -> None:
         self.config = load_config(model, options)
-        self._loop, self.info = build_engine(self.config)
+        with StageBar() as bar:
+            self._loop, self.info = build_engine(self.config, bar.show)
         self.text = None if skip_tokenizer_init else build_text(self.config)
         self.limits = request_limits(self.config, self.text, self.info)
         self._defaults = sampling_defaults(self.config)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from octavo.config.facts import read_host_facts
 from octavo.config.options import Options
@@ -32,15 +30,15 @@ def main(argv: Sequence[str]) -> int:
     _require_device(options)
 
     from octavo.engine.build import build_engine
+    from octavo.engine.stagebar import StageBar
     from octavo.engine.startup import prepare
 
     if not options.load_format.startswith("dummy"):
         options = dataclasses.replace(options, load_format="dummy")
     config = prepare(options)
-    bar = _StageBar()
-    loop, info = build_engine(config, bar.show)
+    with StageBar() as bar:
+        loop, info = build_engine(config, bar.show)
     loop.close()
-    bar.close()
     print(f"{info.notes['kernels']}: compiled, in {_folder(config.device)}")
     return 0
 
@@ -61,23 +59,3 @@ def _folder(device: str) -> Path:
     from triton import knobs
 
     return Path(knobs.cache.dir)
-
-
-class _StageBar:
-    """A bar for the stage under way, on a terminal; elsewhere nothing."""
-
-    def __init__(self) -> None:
-        from tqdm import tqdm
-
-        shown = "{desc}: {percentage:3.0f}% |{bar}| {elapsed}"
-        self._bar: Any = tqdm(
-            total=1.0, file=sys.stderr, disable=None, leave=False, bar_format=shown
-        )
-
-    def show(self, stage: str, share: float) -> None:
-        self._bar.set_description_str(stage, refresh=False)
-        self._bar.n = share
-        self._bar.refresh()
-
-    def close(self) -> None:
-        self._bar.close()
