@@ -4,19 +4,21 @@
 
 The first run of a workload times the calls of every step on the host; the second one profiles a few
 spans of steps. A kernel that starts early waits for its predecessor, so durations overlap: its
-*wall* is the time from the end of all earlier kernels, or its start, to its own end. Walls and
-gaps add up to the span. Figures go to ``DIR/gpu_timeline.json``.
+*wall* is the time in which it is, of all that run, the first to end. Walls and gaps add up to the
+span. Figures go to ``DIR/gpu_timeline.json``.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
+from heapq import heappop, heappush
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +34,19 @@ def walls(kernels: Iterable[Kernel]) -> tuple[Counter[str], list[tuple[float, st
     """Microseconds of the wall by name; gaps with what ended before and what came after."""
     by_name: Counter[str] = Counter()
     gaps = []
-    until, before = None, ""
-    for start, end, name in sorted(kernels, key=lambda kernel: kernel[1]):
-        if until is not None and start > until:
-            gaps.append((start - until, before, name))
-        by_name[name] += max(0.0, end - (start if until is None else max(start, until)))
-        until, before = end, name
+    running: list[tuple[float, str]] = []  # by end: each moment is that of whoever ends first
+    now, before = None, ""
+    for start, end, name in [*sorted(kernels), (math.inf, math.inf, "")]:
+        while running and now is not None and now < start:
+            until, before = running[0]
+            by_name[before] += max(0.0, min(until, start) - now)
+            now = max(now, min(until, start))
+            if until <= now:
+                heappop(running)
+        if now is not None and now < start < math.inf:
+            gaps.append((start - now, before, name))
+        now = start if now is None else max(now, start)
+        heappush(running, (end, name))
     return by_name, gaps
 
 
