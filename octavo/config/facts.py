@@ -114,20 +114,33 @@ def _cgroup_folders(root: Path, controller: str) -> Iterator[Path]:
 
 
 def _gpus(root: Path) -> tuple[Gpu, ...]:
-    """NVIDIA GPUs that the driver shows; none without a driver."""
+    """NVIDIA GPUs that the driver shows to this process; none without a driver."""
     if not (root / "proc/driver/nvidia").exists():
         return ()
-    program = shutil.which("nvidia-smi")
-    if program is None:
+    program, first = shutil.which("nvidia-smi"), _first_visible()
+    if program is None or first == "":
         return ()
+    command = [program, "--query-gpu=name,memory.total,memory.free"]
+    command += ["--format=csv,noheader,nounits", *([f"--id={first}"] if first else [])]
     try:
         answer = subprocess.run(
-            [program, "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"],
-            capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True,
-        )  # fmt: skip
+            command, capture_output=True, text=True, timeout=NVIDIA_SMI_SECONDS, check=True
+        )
     except (OSError, subprocess.SubprocessError):
         return ()
     return tuple(parse_gpus(answer.stdout))
+
+
+def _first_visible() -> str | None:
+    """The GPU that CUDA calls number 0, which nvidia-smi knows nothing of; None: as it comes;
+    "": none may be used. Parts of a MIG device have no figures of their own here."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return None
+    first = visible.partition(",")[0].strip()
+    if first.startswith("MIG"):
+        return None
+    return "" if first == "-1" else first
 
 
 def parse_gpus(table: str) -> Iterator[Gpu]:

@@ -102,6 +102,37 @@ def test_gpus_come_from_nvidia_smi(machine: Path, monkeypatch: pytest.MonkeyPatc
     assert read_host_facts(machine).gpus == ()
 
 
+@pytest.mark.parametrize(
+    ("visible", "shown"),
+    [(None, ""), ("2,0", "--id=2"), ("GPU-8a,GPU-9", "--id=GPU-8a"), ("MIG-7", "")],
+)
+def test_the_first_gpu_is_the_first_that_is_visible(
+    visible: str | None, shown: str, machine: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = '#!/bin/sh\ncase "$*" in *--id=*) id=${*##* };; esac\necho "$id, 100, 90"\n'
+    tool = machine / "bin/nvidia-smi"
+    write(machine, {"bin/nvidia-smi": script, "proc/driver/nvidia/version": ""})
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert [gpu.name for gpu in read_host_facts(machine).gpus] == [shown]
+
+
+@pytest.mark.parametrize("visible", ["", "-1"])
+def test_no_gpu_is_visible(visible: str, machine: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = machine / "bin/nvidia-smi"
+    write(
+        machine,
+        {"bin/nvidia-smi": "#!/bin/sh\necho 'L4, 100, 90'\n", "proc/driver/nvidia/version": ""},
+    )
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tool.parent}:{os.environ['PATH']}")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert read_host_facts(machine).gpus == ()
+
+
 def test_lines_without_numbers_are_left_out() -> None:
     table = "A100, [N/A], [N/A]\n\nL4, 100, 90\n"
     assert list(parse_gpus(table)) == [Gpu("L4", 100 * MIB, 90 * MIB)]
