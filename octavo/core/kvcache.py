@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 
 from octavo.core.errors import AuditError
 from octavo.core.pages import NULL_PAGE, PagePool
@@ -52,10 +53,12 @@ class HostPool:
 class Quote:
     """What it takes to let a sequence join: see :meth:`KVCache.quote`."""
 
-    hits: list[list[int]]  # table entries of each group that are cached
+    hits: list[list[int]]  # table entries of each group that are cached, equally many …
+    cached: list[int]  # … and the pages among them
     start: int  # first token to compute
     end: int  # end of the first slice
-    needs: list[int]  # fresh pages of each group for the first slice
+    wants: list[int]  # table entries of each group for the first slice
+    fresh: int  # pages, over all groups, to be taken for them
     claims: int  # pages, over all groups, that would be referenced now and are not yet
     promised: int  # pages that the known tokens after ``end`` will take
 
@@ -75,7 +78,10 @@ class KVCache:
         self.prefix_caching = prefix_caching and layout.num_paged == len(layout.blocks)
         self.windows = [(g, b.window) for g, b in enumerate(layout.blocks) if b.window]
         self.promised = 0  # pages still to be reserved for known tokens of running sequences
-        self._paged = [g for g, block in enumerate(layout.blocks) if block.kind == "paged"]
+        self._is_paged = [block.kind == "paged" for block in layout.blocks]
+        self._num_paged = layout.num_paged
+        self._is_single = self._is_paged == [True]
+        self._first_paged = self._is_paged.index(True) if self._num_paged else 0
         self._outs: dict[int, int] = {}  # host page -> page
         self._ins: list[tuple[int, int]] = []  # (host page, page)
         self._emptied: list[int] = []  # host pages of ``_ins``: free once a plan has them
@@ -98,32 +104,26 @@ class KVCache:
         """What ``seq`` needs for a first slice of at most ``budget`` tokens. Changes nothing."""
         layout, pool = self.pool.layout, self.pool
         hits = self._hits(seq)
-        num_hit = max(map(len, hits))
+        num_hit = len(hits[0])
         start = max(num_hit * self.page_size, seq.parked_tokens)
         end = min(seq.total, start + budget)
-        needs = []
-        for group, want in enumerate(layout.group_pages(end)):
-            absent = seq.parked[group][num_hit:].count(NO_HOST_PAGE) if seq.parked else 0
-            needs.append(want - len(hits[group]) - absent)
-        idle = pool.count_idle(page for hit in hits for page in hit)
-        held = sum(map(len, hits)) + sum(needs)
+        wants = layout.group_pages(end)
+        fresh = sum(wants) - num_hit * len(hits)
+        for table in seq.parked:
+            fresh -= table[num_hit:].count(NO_HOST_PAGE)
+        cached = [page for hit in hits for page in hit if page != NULL_PAGE]
+        held = num_hit * len(hits) + fresh
         promised = max(0, layout.peak_pages(seq.total, budget) - held)
-        return Quote(hits, start, end, needs, idle + sum(needs), promised)
+        claims = pool.count_idle(cached) + fresh
+        return Quote(hits, cached, start, end, wants, fresh, claims, promised)
 
     def begin(self, seq: Sequence, quote: Quote) -> bool:
         """Give ``seq`` its pages; False, and nothing has changed, if there are not enough."""
-        cached = [page for hit in quote.hits for page in hit if page != NULL_PAGE]
-        grant = self.pool.reserve(cached, sum(quote.needs))
+        grant = self.pool.reserve(quote.cached, quote.fresh)
         if grant is None:
             return False
-        fresh = iter(grant.fresh)
-        num_hit = max(map(len, quote.hits))
-        wants = self.pool.layout.group_pages(quote.end)
-        seq.tables = []
-        for group, (hit, want) in enumerate(zip(quote.hits, wants, strict=True)):
-            parked = seq.parked[group][num_hit:] if seq.parked else []
-            seq.tables.append([*hit, *self._unpark(parked, fresh)])
-            seq.tables[group] += [next(fresh) for _ in range(want - len(seq.tables[group]))]
+        num_hit = len(quote.hits[0])
+        seq.tables = self._fill(quote, seq.parked, iter(grant.fresh))
         stale = bool(seq.parked) and seq.published is None
         self.discard(seq)
         seq.scheduled = quote.start
@@ -132,6 +132,17 @@ class KVCache:
         seq.published = num_hit if self.prefix_caching and not stale else None
         self.set_room(seq)
         return True
+
+    def _fill(self, quote: Quote, parked: list[list[int]], fresh: Iterator[int]) -> list[list[int]]:
+        """Tables: what is cached, what comes back from the host, then ``fresh`` pages."""
+        tables = []
+        for group, want in enumerate(quote.wants):
+            table = quote.hits[group].copy()
+            if parked:
+                table += self._unpark(parked[group][len(table) :], fresh)
+            table += islice(fresh, want - len(table))
+            tables.append(table)
+        return tables
 
     def _hits(self, seq: Sequence) -> list[list[int]]:
         if not (self.prefix_caching and seq.reads_cache):
@@ -154,29 +165,34 @@ class KVCache:
     def grow(self, seq: Sequence, end: int) -> list[list[int]] | None:
         """Let its tables reach ``end`` tokens: the new pages of each group, or None."""
         need = max(0, -(-end // self.page_size) - self._num_pages(seq))
-        total = need * len(self._paged)
-        fresh = self.pool.take(total)
+        fresh = self.pool.take(need * self._num_paged)
         if fresh is None:
             return None
-        pages: list[list[int]] = [[] for _ in seq.tables]
-        for index, group in enumerate(self._paged):
-            pages[group] = fresh[index * need : (index + 1) * need]
-            seq.tables[group] += pages[group]
-        kept = min(seq.promised, total)
-        seq.promised -= kept
-        self.promised -= kept
+        pages = [fresh] if self._is_single else self._deal(fresh, need)
+        for table, new in zip(seq.tables, pages, strict=True):
+            table += new
+        if seq.promised:
+            kept = min(seq.promised, len(fresh))
+            seq.promised -= kept
+            self.promised -= kept
         self.set_room(seq)
         return pages
 
+    def _deal(self, fresh: list[int], need: int) -> list[list[int]]:
+        """``need`` of the ``fresh`` pages for each group that grows."""
+        rest = iter(fresh)
+        return [list(islice(rest, need)) if is_paged else [] for is_paged in self._is_paged]
+
     def set_room(self, seq: Sequence) -> None:
         """Let it go on to the end of its pages, or to its last token but one."""
-        seq.room = seq.limit - 1
-        if self._paged:
-            seq.room = min(seq.room, self._num_pages(seq) * self.page_size)
+        room = seq.limit - 1
+        if self._num_paged:
+            room = min(room, self._num_pages(seq) * self.page_size)
+        seq.room = room
 
     def _num_pages(self, seq: Sequence) -> int:
         """Pages' worth of tokens that its tables reach: groups grow together."""
-        return len(seq.tables[self._paged[0]]) if self._paged else 0
+        return len(seq.tables[self._first_paged]) if self._num_paged else 0
 
     def settle(self, seq: Sequence, computed: int) -> bool:
         """Publish the pages that ``computed`` accepted tokens fill; drop those no window shows.
@@ -197,8 +213,8 @@ class KVCache:
         hashes = seq.extend_hashes(full, self.page_size)
         for group, table in enumerate(seq.tables):
             for index in range(first, full):
-                if table[index] != NULL_PAGE:
-                    self.pool.publish(table[index], group_key(hashes[index], group))
+                if (page := table[index]) != NULL_PAGE:
+                    self.pool.publish(page, group_key(hashes[index], group))
 
     def _drop(self, table: list[int], unseen: int) -> bool:
         """Release the entries before ``unseen``, from the last one back to the first null page."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from octavo.core.errors import AuditError
@@ -39,7 +40,7 @@ class BlockSpec:
         return page_size * len(self.layers) * per_token
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class CacheLayout:
     """Layer groups over pages of ``page_size`` tokens: how many pages a sequence takes."""
 
@@ -50,36 +51,45 @@ class CacheLayout:
         if not self.blocks or self.page_size < 1:
             raise ValueError("a cache layout needs a layer group and a page size of at least 1")
 
-    @property
+    @cached_property
     def page_bytes(self) -> int:
         """Bytes of a page: the largest group's (pages are equal, smaller groups pad)."""
         paged = [b.page_bytes(self.page_size) for b in self.blocks if b.kind == "paged"]
         return max(paged or [b.bytes_per_sequence for b in self.blocks])
 
-    @property
+    @cached_property
     def num_paged(self) -> int:
         """Groups whose tables grow with the sequence."""
         return sum(block.kind == "paged" for block in self.blocks)
 
-    @property
+    @cached_property
     def num_growing(self) -> int:
         """Groups that take another page for each page of tokens, however long the sequence is."""
         return sum(block.kind == "paged" and not block.window for block in self.blocks)
 
-    @property
+    @cached_property
+    def windows(self) -> tuple[int, ...]:
+        """Tokens that a query of each group sees, itself included; 0: all."""
+        return tuple(block.window for block in self.blocks)
+
+    @cached_property
     def state_pages(self) -> int:
         """Pages a sequence takes whatever its length."""
+        return sum(pages or 0 for pages in self._fixed_pages)
+
+    @cached_property
+    def _fixed_pages(self) -> tuple[int | None, ...]:
+        """Table entries of each group for a sequence of any length; None where they grow."""
         page_bytes = max(self.page_bytes, 1)
-        return sum(-(-b.bytes_per_sequence // page_bytes) for b in self.blocks if b.kind == "state")
+        return tuple(
+            None if block.kind == "paged" else -(-block.bytes_per_sequence // page_bytes)
+            for block in self.blocks
+        )
 
     def group_pages(self, num_tokens: int) -> list[int]:
         """Table entries of each group for a sequence of ``num_tokens``."""
         paged = -(-num_tokens // self.page_size)
-        page_bytes = max(self.page_bytes, 1)
-        return [
-            paged if block.kind == "paged" else -(-block.bytes_per_sequence // page_bytes)
-            for block in self.blocks
-        ]
+        return [paged if pages is None else pages for pages in self._fixed_pages]
 
     def peak_pages(self, num_tokens: int, chunk: int) -> int:
         """Most pages, over all groups, that a sequence of ``num_tokens`` holds at once.
@@ -88,11 +98,11 @@ class CacheLayout:
         window are freed before the next chunk gets its pages.
         """
         paged = -(-num_tokens // self.page_size)
-        return self.state_pages + sum(
-            min(paged, self._window_pages(block.window, chunk)) if block.window else paged
-            for block in self.blocks
-            if block.kind == "paged"
-        )
+        pages = self.state_pages + self.num_growing * paged
+        for window in self.windows:
+            if window:
+                pages += min(paged, self._window_pages(window, chunk))
+        return pages
 
     def largest_sequence(self, num_pages: int, chunk: int) -> int:
         """Tokens of the longest sequence whose :meth:`peak_pages` are at most ``num_pages``.
@@ -101,7 +111,7 @@ class CacheLayout:
         they fit.
         """
         left = num_pages - self.state_pages
-        windows = sorted(self._window_pages(b.window, chunk) for b in self.blocks if b.window)
+        windows = sorted(self._window_pages(window, chunk) for window in self.windows if window)
         growing = self.num_paged
         for most in windows:  # the groups that grow to ``most`` pages grow no further
             if left < growing * most:
@@ -214,9 +224,9 @@ class PagePool:
         return fresh
 
     def count_idle(self, pages: Iterable[int]) -> int:
-        """How many of these pages nobody references (the null page is not counted)."""
+        """How many of these pages nobody references."""
         refs = self._refs
-        return sum(page != NULL_PAGE and not refs[page] for page in pages)
+        return sum([not refs[page] for page in pages])
 
     def release(self, pages: list[int]) -> None:
         """Drop one reference of each page of a table (null pages are skipped).

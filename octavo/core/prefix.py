@@ -11,7 +11,7 @@ import struct
 from collections.abc import Sequence
 from hashlib import sha256
 
-from octavo.core.pages import NULL_PAGE, PagePool
+from octavo.core.pages import NULL_PAGE, CacheLayout, PagePool
 
 _ROOT, _PAGE = b"R", b"P"  # the two types of key
 _NONE, _TEXT = b"-", b"t"
@@ -50,14 +50,21 @@ def longest_hit(pool: PagePool, hashes: Sequence[bytes]) -> list[list[int]]:
     A window group needs only the pages that the next token sees; entries before them are
     the null page. All groups' lists are equally long.
     """
-    blocks, page_size = pool.layout.blocks, pool.layout.page_size
     found: list[list[int]] = []
     length = len(hashes)
-    for group, block in enumerate(blocks):
-        pages = _cached_pages(pool, hashes[:length], group, all_of_them=not block.window)
+    for group, window in enumerate(pool.layout.windows):
+        pages = _cached_pages(pool, hashes[:length], group, all_of_them=not window)
         found.append(pages)
-        length = len(pages) if not block.window else length
-    windows = [-(-(block.window - 1) // page_size) if block.window else 0 for block in blocks]
+        length = len(pages) if not window else length
+    if any(pool.layout.windows):
+        return _visible_hits(found, pool.layout, length)
+    return [pages[:length] for pages in found]
+
+
+def _visible_hits(found: list[list[int]], layout: CacheLayout, length: int) -> list[list[int]]:
+    """The longest prefix of at most ``length`` pages, and of it what the next token sees."""
+    page_size = layout.page_size
+    windows = [-(-(window - 1) // page_size) if window else 0 for window in layout.windows]
     shorter = True
     while shorter:  # each group may shorten the hit of the others
         shorter = False
