@@ -15,13 +15,20 @@ def test_decoding_is_all_that_is_measured(policy: str) -> None:
     decoding.round()
     after = decoding._scheduler.stats()
     assert (after.running, after.waiting) == (before.running, before.waiting) == (6, 9)
-    assert after.generation_tokens - before.generation_tokens == 2 * cost.PAGE_SIZE * 6
+    tokens = after.generation_tokens - before.generation_tokens
+    assert tokens == cost.ROUND_PAGES * cost.PAGE_SIZE * 6
     assert after.prompt_tokens == before.prompt_tokens
     assert all(0 < part < 10_000 for part in decoding.cost)
 
 
-def test_pages_are_admitted_published_and_hit() -> None:
-    costs = cost.page_costs(rounds=2)
+def test_all_answers_have_a_page_when_the_first_round_begins() -> None:
+    decoding = cost.Decoding(cost.Case(running=6, context=64))
+    assert decoding._scheduler.stats().generation_tokens > 6 * cost.PAGE_SIZE
+
+
+@pytest.mark.parametrize("pages", [cost.FEW_PAGES, 64])
+def test_pages_are_admitted_published_and_hit(pages: int) -> None:
+    costs = cost.page_costs(2, pages)
     assert set(costs) == {"admission", "publication", "release", "admission_on_hits"}
     assert all(0 < value < 1000 for value in costs.values())
 
@@ -37,7 +44,7 @@ def test_a_cost_out_of_bounds_fails(monkeypatch: pytest.MonkeyPatch) -> None:
         return {case: (microseconds(case), 0.0) for case in cases}
 
     monkeypatch.setattr(cost, "decoding_costs", costs)
-    monkeypatch.setattr(cost, "page_costs", lambda rounds: {"release": 2.5})
+    monkeypatch.setattr(cost, "page_costs", lambda rounds, pages: {"release": 2.5})
     check = Check("storm")
     cost.lines(check)
     assert [line["metric"] for line in check.lines if not line["passed"]] == [
