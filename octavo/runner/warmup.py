@@ -54,10 +54,9 @@ def rehearse(runner: Runner, limits: StepLimits) -> None:
 
 def plain_plans(runner: Runner, limits: StepLimits) -> list[StepPlan]:
     """Steps whose rows do nothing but draw. KV pages are only touched where the null page is."""
-    rows = min(WARM_ROWS, limits.max_num_seqs)
-    plans = _plans(rows, limits.max_num_batched_tokens)
+    tokens = min(limits.max_num_batched_tokens, limits.max_model_len)
+    plans = _plans(min(WARM_ROWS, limits.max_num_seqs), tokens)
     if runner.overlaps:
-        tokens = min(limits.max_num_batched_tokens, limits.max_model_len)
         plans += _largest_step(len(plans), tokens)
     return plans
 
