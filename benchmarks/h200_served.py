@@ -78,12 +78,14 @@ def serving(tiny: bool, flags: Sequence[str]) -> Iterator[str]:
         config: dict[str, Any] = (
             TINY if tiny else json.loads((MODELS / "llama3-8b" / "config.json").read_text())
         )
-        Path(folder, "config.json").write_text(json.dumps(config))
+        length = 2000 if tiny else 20_000
+        longer = {"max_position_embeddings": length}  # whatever the random weights were made for
+        Path(folder, "config.json").write_text(json.dumps(config | longer))
         write_tokenizer(Path(folder), config["vocab_size"])
         small = ("--device", "cpu", "--kv-cache-tokens", "32k") if tiny else ()
         command = [
             sys.executable, "-m", "octavo", "serve", folder, "--load-format", "dummy",
-            "--max-model-len", "2000" if tiny else "20000", "--port", "0", "--disable-access-log",
+            "--max-model-len", str(length), "--port", "0", "--disable-access-log",
             *small, *flags,
         ]  # fmt: skip
         with Server(command, limit_s=120) as server:
