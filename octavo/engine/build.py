@@ -127,7 +127,10 @@ class _Start:
         self.kernels = f"{self._ops.describe()}; sampling {self._sampling_ops.name}"
         self.host_pages: HostPages | None = None
         self._limits = StepLimits(
-            config.max_num_seqs, config.max_num_batched_tokens, config.max_model_len
+            config.max_num_seqs,
+            config.max_num_batched_tokens,
+            config.max_model_len,
+            config.prompt_logprobs_chunk,
         )
         log.info("Device: %s, %s; %s", config.device, config.dtype, self.kernels)
 

@@ -19,6 +19,7 @@ from octavo.ops.sampling import select_sampling_ops
 from octavo.ops.sampling.reference import NON_FINITE, OK, SamplingOps, TopLogprobs
 from octavo.runner.sampling_state import DrawState, Penalties, SlotEdits
 
+SORTED_ROWS = 64  # whose log-probabilities are found at once
 LOWEST_LOGPROB = -9999.0  # stands for -inf, which JSON cannot say
 
 _FAULTS = {
@@ -139,9 +140,7 @@ class Sampler:
     @torch.inference_mode()
     def prompt_logprobs(self, logits: Tensor, targets: list[int], top: int) -> list[TokenLogprobs]:
         """Log-probabilities of ``targets``, one a row of ``logits`` fp32 [N, vocab]."""
-        ids = torch.tensor(targets, dtype=torch.int64, device=self._device)
-        found = self._ops.top_logprobs(logits.contiguous(), ids, top)
-        return _token_logprobs(targets, found, [top] * len(targets))
+        return self._best(logits.contiguous(), targets, [top] * len(targets))
 
     # -- masks and biases -------------------------------------------------------------------
 
@@ -214,11 +213,21 @@ class Sampler:
     ) -> None:
         tops = [self._tops[slots[row]] for row in asked]
         ids = output.ids[torch.tensor(asked, dtype=torch.int64, device=self._device)]
-        found = self._ops.top_logprobs(raw, ids, max(tops))
-        entries = _token_logprobs(ids.tolist(), found, tops)
+        entries = self._best(raw, ids.tolist(), tops)
         for row, entry in zip(asked, entries, strict=True):
             if row not in failed:
                 output.logprobs[slots[row]] = [entry]
+
+    def _best(self, logits: Tensor, targets: list[int], tops: list[int]) -> list[TokenLogprobs]:
+        """Of each row its target's log-probability and those of the best ids, few rows at a time:
+        sorting takes several times their memory."""
+        entries: list[TokenLogprobs] = []
+        for at in range(0, len(targets), SORTED_ROWS):
+            part = slice(at, at + SORTED_ROWS)
+            ids = torch.tensor(targets[part], dtype=torch.int64, device=self._device)
+            found = self._ops.top_logprobs(logits[part], ids, max(tops[part]))
+            entries += _token_logprobs(targets[part], found, tops[part])
+        return entries
 
     def _accept(
         self,

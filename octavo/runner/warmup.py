@@ -16,11 +16,13 @@ WARM_ROWS = 4
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What a step may be asked for: sequences, tokens, and tokens of one sequence."""
+    """What a step may be asked for: sequences, tokens, tokens of one sequence; and prompt positions
+    whose logits exist at once."""
 
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
+    prompt_logprobs_chunk: int = 256
 
     def __str__(self) -> str:
         return f"{self.max_num_batched_tokens} tokens of {self.max_num_seqs} sequences"
@@ -46,7 +48,7 @@ def warm_up(
 
 def rehearse(runner: Runner, limits: StepLimits) -> None:
     """Launch what plain steps and graphs launch, of every kind, without regard to results."""
-    for plan in plain_plans(runner, limits):
+    for plan in (*plain_plans(runner, limits), *full_plans(limits, Sampling())):
         runner.execute(plan)
     runner.rehearse()
     runner.reset()
@@ -54,22 +56,27 @@ def rehearse(runner: Runner, limits: StepLimits) -> None:
 
 def plain_plans(runner: Runner, limits: StepLimits) -> list[StepPlan]:
     """Steps whose rows do nothing but draw. KV pages are only touched where the null page is."""
-    tokens = min(limits.max_num_batched_tokens, limits.max_model_len)
-    plans = _plans(min(WARM_ROWS, limits.max_num_seqs), tokens)
-    if runner.overlaps:
-        plans += _largest_step(len(plans), tokens)
+    plans = _plans(min(WARM_ROWS, limits.max_num_seqs), _longest(limits))
+    if runner.overlaps:  # the kernels of long prompts are others than those of short ones
+        plans += _one_prompt(len(plans), _longest(limits), Sampling(temperature=0.0))
     return plans
 
 
 def worst_plans(limits: StepLimits) -> list[StepPlan]:
-    """As many tokens as a step may have, of as many sequences, all of which ask for all that
-    sampling can do: nothing takes more memory."""
+    """Full steps whose requests ask for all that sampling can do: nothing takes more memory. Then
+    one that finds a whole chunk of a prompt's log-probabilities."""
+    sampling = Sampling(top_p=0.9, top_k=50, presence_penalty=0.5, logprobs=MAX_LOGPROBS)
+    prompt = replace(sampling, prompt_logprobs=MAX_LOGPROBS)
+    tokens = min(limits.prompt_logprobs_chunk + 1, _longest(limits))
+    return [*full_plans(limits, sampling), *_one_prompt(2, tokens, prompt)]
+
+
+def full_plans(limits: StepLimits, sampling: Sampling) -> list[StepPlan]:
+    """A step of as many sequences, and as many tokens, as there may be; then all leave."""
     rows = limits.max_num_seqs
     each = min(max(1, limits.max_num_batched_tokens // rows), limits.max_model_len)
-    sampling = Sampling(top_p=0.9, top_k=50, presence_penalty=0.5, logprobs=MAX_LOGPROBS)
-    first = replace(sampling, prompt_logprobs=MAX_LOGPROBS)
     slots = list(range(rows))
-    joins = [Join(slot, [0] * each, each, sampling if slot else first) for slot in slots]
+    joins = [Join(slot, [0] * each, each, sampling) for slot in slots]
     return [
         StepPlan(0, slots, [0] * rows, [each] * rows, [True] * rows, joins=joins),
         StepPlan(1, leaves=slots),
@@ -97,9 +104,13 @@ def _plans(rows: int, max_tokens: int) -> list[StepPlan]:
     ]
 
 
-def _largest_step(step: int, tokens: int) -> list[StepPlan]:
-    """One prompt of as many tokens as a step may have: other kernels than those of short ones."""
-    join = Join(0, [0] * tokens, tokens, Sampling(temperature=0.0))
+def _longest(limits: StepLimits) -> int:
+    """Tokens of one prompt that a step may have."""
+    return min(limits.max_num_batched_tokens, limits.max_model_len)
+
+
+def _one_prompt(step: int, tokens: int, sampling: Sampling) -> list[StepPlan]:
+    join = Join(0, [0] * tokens, tokens, sampling)
     return [
         StepPlan(step, [0], [0], [tokens], [True], joins=[join]),
         StepPlan(step + 1, leaves=[0]),

@@ -38,14 +38,14 @@ def runner(limits: StepLimits) -> tuple[Runner, Sampler]:
 @pytest.mark.parametrize(
     ("limits", "each"),
     [
-        (StepLimits(3, 24, 64), 8),
+        (StepLimits(3, 24, 64, prompt_logprobs_chunk=8), 8),
         (StepLimits(3, 400, 64), 64),  # no more than a context
         (StepLimits(5, 5, 64), 1),
     ],
 )
 def test_the_worst_step_asks_for_all_there_is_of_every_row(limits: StepLimits, each: int) -> None:
     made, sampler = runner(limits)
-    step, leave = worst_plans(limits)
+    step, leave, prompt, last = worst_plans(limits)
     assert step.counts == [each] * limits.max_num_seqs
     assert step.num_tokens <= max(limits.max_num_batched_tokens, limits.max_num_seqs)
     result = made.execute(step)
@@ -53,9 +53,13 @@ def test_the_worst_step_asks_for_all_there_is_of_every_row(limits: StepLimits, e
     assert result.slots == list(range(limits.max_num_seqs))
     assert {len(entries[0].ids) for entries in result.logprobs.values()} == {MAX_LOGPROBS + 1}
     assert len(result.logprobs) == limits.max_num_seqs
-    assert [len(found.entries) for found in result.prompt_logprobs] == [each - 1] * (each > 1)
     assert sampler._penalties.in_use
     made.execute(leave)
+    assert not sampler._penalties.in_use
+    (found,) = made.execute(prompt).prompt_logprobs
+    longest = min(limits.max_num_batched_tokens, limits.max_model_len)
+    assert len(found.entries) == min(limits.prompt_logprobs_chunk, longest - 1)
+    made.execute(last)
     assert not sampler._penalties.in_use
 
 
