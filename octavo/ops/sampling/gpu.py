@@ -15,7 +15,7 @@ _SCANNED = 16  # blocks a program of the first pass
 _TILE = 2048  # ids at a time of the search for a cut
 _KEPT = 1024  # ids that the search ends with, in registers
 _WARPS = 8
-RACE = (8, 0)  # warps and most registers a thread of a row's race
+RACE = (8, 128)  # warps and most registers a thread of a row's race
 
 
 class TritonSamplingOps(SamplingOps):
@@ -64,8 +64,8 @@ class TritonSamplingOps(SamplingOps):
         if not rows:
             return ids, status
         sampling.scan_kernel[(rows, triton.cdiv(num_blocks, _SCANNED))](
-            logits, params.temperature, params.top_p, block_keys, block_ids, masses, size,
-            num_blocks, BLOCK=BLOCK, BLOCKS=_SCANNED, num_warps=4, **self._early,
+            logits, params.temperature, params.top_k, params.top_p, block_keys, block_ids, masses,
+            size, num_blocks, BLOCK=BLOCK, BLOCKS=_SCANNED, num_warps=4, **self._early,
         )  # fmt: skip
         sampling.cut_kernel[(rows,)](
             logits, block_keys, masses, params.temperature, params.top_k, params.top_p, blocks,

@@ -66,6 +66,11 @@ def _philox(seed, counter, index, stream):
 
 
 @triton.jit
+def _cuts_rank(top_k, size):
+    return (top_k > 0) & (top_k < size)
+
+
+@triton.jit
 def _store_masses(
     row, masses, first, num_blocks, size, temperature, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
 ):
@@ -83,12 +88,13 @@ def _store_masses(
 
 @triton.jit(do_not_specialize=["num_blocks"])
 def scan_kernel(
-    logits, temperatures, top_ps, block_keys, block_ids, masses, size, num_blocks,
+    logits, temperatures, top_ks, top_ps, block_keys, block_ids, masses, size, num_blocks,
     BLOCK: tl.constexpr, BLOCKS: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     """Best key of each block and its lowest id: int32 [N, blocks] both. BLOCKS a program.
 
-    In rows that use top_p also each block's weight relative to its best id's, fp64 [N, blocks]."""
+    In rows that use top_p without top_k, which leaves few ids to weigh, also each block's weight
+    relative to its best id's, fp64 [N, blocks]."""
     row = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1) * BLOCKS + tl.arange(0, BLOCKS)
     lane = tl.arange(0, BLOCK)[None, :]
@@ -103,7 +109,8 @@ def scan_kernel(
     tl.store(block_keys + at, best, mask=block < num_blocks)
     tl.store(block_ids + at, block * BLOCK + first, mask=block < num_blocks)
     temperature = tl.load(temperatures + row)
-    if (temperature > 0) & (tl.load(top_ps + row) < 1.0):
+    cuts_rank = _cuts_rank(tl.load(top_ks + row), size)
+    if (temperature > 0) & (tl.load(top_ps + row) < 1.0) & (not cuts_rank):
         _store_masses(
             logits + row * size, masses + row * num_blocks, tl.program_id(1) * BLOCKS, num_blocks,
             size, temperature, BLOCK, BLOCKS,
@@ -263,7 +270,7 @@ def cut_kernel(  # noqa: PLR0913
     at = index * num_blocks + block
     block_key = tl.load(block_keys + at, mask=block < num_blocks, other=_LOWEST)
     best = tl.max(block_key, 0)
-    cuts_rank = (top_k > 0) & (top_k < size)
+    cuts_rank = _cuts_rank(top_k, size)
     cut = tl.full([], _NO_CUT, tl.int64)
     wanted = tl.full([], float("inf"), tl.float64)
     if (temperature > 0) & (best < _INF) & (best > -_INF):
