@@ -289,12 +289,20 @@ class _Resolver:
                 f"supports {own}; a longer context needs RoPE scaling in --hf-overrides."
             )
         if self._values["max_model_len"] > largest:
-            in_tokens = self._options.kv_cache_tokens != "auto"
             raise StartupError(
                 f"The KV cache holds {largest} tokens, less than one request of "
                 f"{self._values['max_model_len']}; use --max-model-len {largest} (or auto), or a "
-                f"larger --kv-cache-{'tokens' if in_tokens else 'memory'}."
+                f"larger {self._pool_option}."
             )
+
+    @property
+    def _pool_option(self) -> str:
+        """The flag that more pages come from."""
+        if self._options.kv_cache_tokens != "auto":
+            return "--kv-cache-tokens"
+        if self._options.kv_cache_memory != "auto" or self._on_cpu:
+            return "--kv-cache-memory"
+        return "--gpu-memory-utilization"
 
     def _budgets(self, layout: CacheLayout) -> None:
         """What the pages come to; then sequences a step."""

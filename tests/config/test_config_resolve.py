@@ -259,8 +259,9 @@ def test_an_automatic_length_follows_what_was_measured() -> None:
     made = measured(tight, max_model_len="auto")
     assert 0 < made.max_model_len < 8192
     assert config(facts=WITH_GPU, max_model_len="auto").max_model_len == 8192
-    with pytest.raises(StartupError, match=f"use --max-model-len {made.max_model_len} "):
+    with pytest.raises(StartupError, match=f"use --max-model-len {made.max_model_len} ") as caught:
         measured(tight)
+    assert str(caught.value).endswith("or a larger --gpu-memory-utilization.")
 
 
 def test_no_room_beside_the_worst_step_names_what_is_missing() -> None:
