@@ -1,7 +1,8 @@
-"""What a GPU keeps of each slot, and how a step's inputs get there: one copy, one kernel.
+"""What a GPU keeps of each slot, and how a step's inputs get there and its ids come back.
 
-The host stages what it knows into pinned memory; sampled ids never come back for the next step,
-they wait in their slot. All places are fixed, so that captured graphs find their inputs.
+The host stages what it knows into pinned memory, which one kernel reads; another one writes the ids
+to pinned memory. No copy engine is waited for. Sampled ids never come back for the next step, they
+wait in their slot. All places are fixed, so that captured graphs find their inputs.
 """
 
 from __future__ import annotations
@@ -87,11 +88,11 @@ class DeviceState:
         kept = len(places) - 1 - last
         return places[kept], values[kept]
 
-    def apply(self, places: Tensor, values: Tensor) -> None:
-        """Writes, int32 [W] both, that are on the device."""
-        count = len(places)
-        grid = (triton.cdiv(count, _BLOCK),)
-        steps.write_kernel[grid](self._state, places, values, count, BLOCK=_BLOCK)
+    def stage(self, host: Tensor, staged: Tensor, used: int, writes: tuple[int, int, int]) -> None:
+        """``host[:used]`` to ``staged``, and the writes: their count, and where in ``host`` their
+        places and values begin. One launch."""
+        grid = (max(1, triton.cdiv(max(used, writes[0]), _BLOCK)),)
+        steps.stage_kernel[grid](host, staged, self._state, used, *writes, BLOCK=_BLOCK)
 
     def _write(self, places: NDArray[np.int64], values: NDArray[np.int32]) -> None:
         self._places.append(places)
@@ -101,9 +102,10 @@ class DeviceState:
 class StepInputs:
     """Stages one step after the other; at most ``depth`` of them may be under way.
 
-    The device's buffer holds, in this order, the rows that sample (``max_num_seqs`` of each: slot,
-    position of the new id, index of the token whose hidden state tells it), the rows of
-    the step, and writes to the state.
+    The device's buffer holds, in this order, the step's *turn* (which of the host's ``depth + 1``
+    places its ids go to), the rows that sample (``max_num_seqs`` of each: slot, position of the new
+    id, index of the token whose hidden state tells it) and the rows of the step. In the host's
+    buffers, writes to the state follow.
     """
 
     def __init__(
@@ -122,18 +124,19 @@ class StepInputs:
         self._kv, self._windows, self._page_size = kv, windows, page_size
         self._max_context = state.row_size * page_size
         self._device = device
-        room = aligned(max_num_seqs)
-        size = 6 * room + _ALIGNED + aligned(max_tokens)
+        room = self._room = aligned(max_num_seqs)
+        size = _ALIGNED + 6 * room + _ALIGNED + aligned(max_tokens)
         self._max_writes = max(size, 1 << 16)
-        size += 2 * self._max_writes
-        self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
         pin = device.type == "cuda"
-        self._ring = [
-            torch.zeros(size, dtype=torch.int32, pin_memory=pin) for _ in range(depth + 1)
-        ]
-        self._room = room
+        self._hosts = torch.zeros(
+            depth + 1, size + 2 * self._max_writes, dtype=torch.int32, pin_memory=pin
+        )
+        self._returned = torch.zeros(depth + 1, 2, room, dtype=torch.int32, pin_memory=pin)
+        self._turn = 0
+        self._buffer = torch.zeros(size, dtype=torch.int32, device=device)
+        self._device_turn = self._buffer[:1]
         self.sample_slots, self.sample_positions, self.sample_tokens = self._buffer[
-            : 3 * room
+            _ALIGNED : _ALIGNED + 3 * room
         ].view(3, room)
         self._counting = torch.arange(room + 1, dtype=torch.int32, device=device)
         self._draws = torch.zeros(_FIELDS, room, dtype=torch.int64, device=device)
@@ -151,43 +154,58 @@ class StepInputs:
         """Send a step, padded to ``num_rows`` and ``num_tokens``.
 
         ``samples``: slots, positions, tokens; ``rows``: slots, contexts, ends."""
-        self._ring.append(self._ring.pop(0))
-        host = self._ring[-1].numpy()
-        room = self._room
-        for field, values in enumerate(samples):
-            host[field * room : field * room + len(values)] = values
-        host[len(samples[0]) : room] = self.state.padding_slot
-        host[room : 3 * room].reshape(2, room)[:, len(samples[0]) :] = 0
+        self._turn = (self._turn + 1) % len(self._hosts)
+        staged = self._hosts[self._turn]
+        host = staged.numpy()
+        host[0] = self._turn
+        self._fill_samples(host[_ALIGNED:], samples)
+        used = self._fill_rows(host, rows, ids, num_rows, num_tokens)
+        places, values = self.state.take_writes()
+        count = len(places)
+        if count > self._max_writes:  # more than there is room for: a step that waits
+            more = torch.from_numpy(np.concatenate([places.astype(np.int32), values]))
+            self.state.stage(more.to(self._device), self._buffer, 0, (count, 0, count))
+            count = 0
+        host[used : used + count] = places[:count]
+        host[used + count : used + 2 * count] = values[:count]
+        self.state.stage(staged, self._buffer, used, (count, used, used + count))
+
+    def _fill_samples(
+        self, host: NDArray[np.int32], samples: tuple[NDArray[np.int64], ...]
+    ) -> None:
+        room, count = self._room, len(samples[0])
+        fields = host[: 3 * room].reshape(3, room)
+        for field, values in zip(fields, samples, strict=True):
+            field[:count] = values
+        fields[0, count:] = self.state.padding_slot
+        fields[1:, count:] = 0
+
+    def _fill_rows(
+        self,
+        host: NDArray[np.int32],
+        rows: tuple[NDArray[np.int64], ...],
+        ids: NDArray[np.int32],
+        num_rows: int,
+        num_tokens: int,
+    ) -> int:
+        """Returns how much of ``host`` is used."""
         at = self._places(num_rows, num_tokens)
         slots, contexts, ends = rows
         count = len(slots)
-        host[at[0] : at[0] + num_rows] = self.state.padding_slot
         host[at[0] : at[0] + count] = slots
-        host[at[1] : at[1] + num_rows] = 0
+        host[at[0] + count : at[0] + num_rows] = self.state.padding_slot
         host[at[1] : at[1] + count] = contexts
+        host[at[1] + count : at[1] + num_rows] = 0
+        first = at[2] + 1
         host[at[2]] = 0
-        host[at[2] + 1 : at[2] + 1 + num_rows] = ends[-1] if count else 0
-        host[at[2] + 1 : at[2] + 1 + count] = ends
+        host[first : first + count] = ends
+        host[first + count : first + num_rows] = ends[-1] if count else 0
         host[at[3] : at[3] + len(ids)] = ids
-        places, words = self.state.take_writes()
-        end = at[4]
-        fits = len(places) <= self._max_writes
-        writes = aligned(len(places)) if fits else 0
-        if fits:
-            host[end : end + len(places)] = places
-            host[end + writes : end + writes + len(places)] = words
-        used = end + 2 * writes
-        self._buffer[:used].copy_(self._ring[-1][:used], non_blocking=True)
-        if not fits:
-            sent = torch.from_numpy(np.stack([places, words]).astype(np.int32)).to(self._device)
-            self.state.apply(sent[0].contiguous(), sent[1].contiguous())
-        elif len(places):
-            first = self._buffer[end : end + len(places)]
-            self.state.apply(first, self._buffer[end + writes : end + writes + len(places)])
+        return at[4]
 
     def _places(self, num_rows: int, num_tokens: int) -> tuple[int, ...]:
-        """Where slots, contexts, query starts, ids and writes begin."""
-        first, rows = 3 * self._room, aligned(num_rows)
+        """Where slots, contexts, query starts and ids begin, and what follows them."""
+        first, rows = _ALIGNED + 3 * self._room, aligned(num_rows)
         starts = first + 2 * rows
         ids = starts + aligned(num_rows + 1)
         return first, first + rows, starts, ids, ids + aligned(num_tokens)
@@ -253,11 +271,16 @@ class StepInputs:
         temperature, top_p, min_p = (x.view(torch.float64) for x in (temperature, top_p, min_p))
         return DrawParams(temperature, top_k, top_p, min_p, seed, index)
 
-    def keep(self, ids: Tensor, status: Tensor, results: Tensor) -> None:
-        """New ids int64 [N] to the slots that sample, and with their status to ``results`` int32
-        [2, room]."""
+    def keep(self, ids: Tensor, status: Tensor) -> None:
+        """New ids int64 [N] to the slots that sample, and with their status to :meth:`returned`."""
         count = len(ids)
         steps.keep_kernel[(triton.cdiv(count, _BLOCK),)](
-            ids, status, self.sample_slots, self.state.last_ids, results, count,
-            results.shape[1], BLOCK=_BLOCK, EARLY=False,
+            ids, status, self.sample_slots, self._device_turn, self.state.last_ids, self._returned,
+            count, self._room, BLOCK=_BLOCK, EARLY=False,
         )  # fmt: skip
+
+    def returned(self, count: int) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Ids and status [count] of the step that was staged last; valid once it has ended, and
+        until ``depth`` more have been staged."""
+        ids, status = self._returned[self._turn, :, :count].numpy()
+        return ids, status

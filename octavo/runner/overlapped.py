@@ -64,12 +64,6 @@ class OverlappedRunner(Runner):
             max(max_tokens, max_num_seqs), depth=depth, device=device,
         )  # fmt: skip
         self._last_hidden = torch.zeros(max_num_seqs, hidden[0], dtype=hidden[1], device=device)
-        room = len(self._steps.sample_slots)
-        self._results = torch.zeros(2, room, dtype=torch.int32, device=device)
-        pin = device.type == "cuda"
-        self._returned = [
-            torch.zeros(2, room, dtype=torch.int32, pin_memory=pin) for _ in range(depth + 1)
-        ]
         self._graphs = Graphs(device)
         self._sizes = graph_sizes(max_num_seqs) if graphs else []
 
@@ -119,8 +113,8 @@ class OverlappedRunner(Runner):
         return self._sample_any(result, samples)
 
     def reset(self) -> None:
-        if self._results.is_cuda:  # steps that nobody waits for any more still read what was staged
-            torch.cuda.synchronize(self._results.device)
+        if self._last_hidden.is_cuda:  # steps that nobody waits for still read what was staged
+            torch.cuda.synchronize(self._last_hidden.device)
         super().reset()
 
     def close(self) -> None:
@@ -172,6 +166,9 @@ class OverlappedRunner(Runner):
             hidden = self._model.forward(batch)
             chosen = hidden.index_select(0, self._steps.sample_tokens[:count])
         else:
+            # Padded to a graph's size: a product of another size may be a kernel that is yet to be
+            # loaded, and loading waits for the device.
+            count = self._graphs.size_for(count) or count
             batch.wanted = self._steps.wanted(batch, count)
             hidden = chosen = self._model.forward(batch)
         self._last_hidden[:count].copy_(chosen)
@@ -183,7 +180,7 @@ class OverlappedRunner(Runner):
         params = self._steps.draw_params(size)
         logits = self._model.logits(self._last_hidden[:size]).contiguous()
         ids, status = self._draw(logits, params)
-        self._steps.keep(ids, status, self._results)
+        self._steps.keep(ids, status)
 
     def _sample_plain(self, result: StepResult, samples: Samples) -> Callable[[], StepResult]:
         count = len(samples.slots)
@@ -192,26 +189,23 @@ class OverlappedRunner(Runner):
             self._head(count)
         else:
             self._graphs.run("head", size)
-        self._returned.append(self._returned.pop(0))
-        returned = self._returned[-1]
-        returned.copy_(self._results, non_blocking=True)
-        return self._pending(result, returned[:, :count].numpy(), samples.slots)
+        return self._pending(result, self._steps.returned(count), samples.slots)
 
     def _sample_any(self, result: StepResult, samples: Samples) -> Callable[[], StepResult]:
         logits = self._model.logits(self._last_hidden[: len(samples.slots)])
         ids = self._sample(result, logits, samples)
-        self._steps.keep(ids, torch.zeros_like(ids, dtype=torch.int8), self._results)
+        self._steps.keep(ids, torch.zeros_like(ids, dtype=torch.int8))
         return self._pending(result, None)
 
     def _pending(
         self,
         result: StepResult,
-        returned: NDArray[np.int32] | None,
+        returned: tuple[NDArray[np.int32], NDArray[np.int32]] | None,
         slots: NDArray[np.int64] | None = None,
     ) -> Callable[[], StepResult]:
         """Waits for all that was launched so far, then reads what came back: ids and status."""
         event: Any = None
-        if self._results.is_cuda:
+        if self._last_hidden.is_cuda:
             event = torch.cuda.Event()
             event.record()
 

@@ -17,7 +17,8 @@ from octavo.runner.slots import NewPages, Slots
 
 def send(state: DeviceState) -> None:
     places, values = state.take_writes()
-    state.apply(torch.from_numpy(places.astype(np.int32)), torch.from_numpy(values))
+    host = torch.from_numpy(np.concatenate([places.astype(np.int32), values]))
+    state.stage(host, host, 0, (len(places), 0, len(places)))
 
 
 def test_records_and_pages_of_the_last_who_joined() -> None:

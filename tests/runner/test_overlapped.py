@@ -39,7 +39,7 @@ from octavo.runner.slots import Slots
 from tests.fakes.tiny_models import tiny_model, tiny_spec
 
 CPU = torch.device("cpu")
-MAX_SEQS, MAX_LEN, MAX_TOKENS, PAGE = 3, 64, 24, 16
+MAX_SEQS, MAX_LEN, MAX_TOKENS, PAGE = 5, 64, 24, 16  # 3 rows are padded to 4
 SPEC = tiny_spec("qwen3", layers=(LayerSpec(), LayerSpec(mixer="sliding", window=20)))
 
 

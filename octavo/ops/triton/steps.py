@@ -14,12 +14,15 @@ from octavo.ops.triton.early import begin
 from octavo.ops.triton.plan import count_upto
 
 
-@triton.jit(do_not_specialize=["count"])
-def write_kernel(state, places, values, count, BLOCK: tl.constexpr):
-    """``state[places[i]] = values[i]``, all int32; the places are distinct."""
+@triton.jit(do_not_specialize=["used", "count", "places", "values"])
+def stage_kernel(host, staged, state, used, count, places, values, BLOCK: tl.constexpr):
+    """``staged[:used] = host[:used]``; then for ``count`` writes whose places, which are distinct,
+    and values begin at ``places`` and ``values`` of ``host``, ``state[place] = value``. All int32;
+    the host's memory is read in place."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    place = tl.load(places + i, mask=i < count, other=0)
-    tl.store(state + place, tl.load(values + i, mask=i < count, other=0), mask=i < count)
+    tl.store(staged + i, tl.load(host + i, mask=i < used, other=0), mask=i < used)
+    place = tl.load(host + places + i, mask=i < count, other=0)
+    tl.store(state + place, tl.load(host + values + i, mask=i < count, other=0), mask=i < count)
 
 
 @triton.jit(do_not_specialize=["num_rows", "num_tokens", "page_stride", "row_bits"])
@@ -70,10 +73,11 @@ def draws_kernel(
 
 @triton.jit(do_not_specialize=["num_rows", "stride"])
 def keep_kernel(
-    ids, statuses, slots, last_ids, results, num_rows, stride,
+    ids, statuses, slots, turn, last_ids, returned, num_rows, stride,
     BLOCK: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
-    """New ids to their slots, and with their status to ``results`` int32 [2, stride]."""
+    """New ids to their slots, and with their status to ``returned[turn]``, the host's memory: int32
+    [turns, 2, stride]."""
     row = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     there = row < num_rows
     begin(EARLY)
@@ -81,5 +85,6 @@ def keep_kernel(
     status = tl.load(statuses + row, mask=there, other=0).to(tl.int32)
     slot = tl.load(slots + row, mask=there, other=0)
     tl.store(last_ids + slot, token, mask=there)
-    tl.store(results + row, token, mask=there)
-    tl.store(results + stride + row, status, mask=there)
+    out = returned + tl.load(turn) * 2 * stride + row
+    tl.store(out, token, mask=there)
+    tl.store(out + stride, status, mask=there)
