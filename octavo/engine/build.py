@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 
@@ -18,12 +19,12 @@ from octavo.core.groups import layer_groups
 from octavo.core.spec import ModelSpec
 from octavo.distributed.comm import SingleCommunicator
 from octavo.engine.client import EngineInfo
+from octavo.engine.loading import fill_model
 from octavo.engine.loop import EngineLoop
 from octavo.engine.record import open_recorder
 from octavo.engine.scheduling import build_scheduler, describe_scheduling, swap_warning
 from octavo.engine.startclock import StartClock
 from octavo.engine.startup import read_checkpoint
-from octavo.models.decoder import Decoder
 from octavo.models.registry import build_model
 from octavo.ops import fp8
 from octavo.ops.sampling import select_sampling_ops
@@ -35,10 +36,9 @@ from octavo.runner.runner import Runner
 from octavo.runner.sampler import Sampler
 from octavo.runner.select import make_executor, make_runner
 from octavo.runner.slots import Slots
-from octavo.runner.swap import HostPages
+from octavo.runner.swap import HostPages, locked_memory
 from octavo.runner.warmup import StepLimits, rehearse, warm_up
 from octavo.weights.checkpoint import Checkpoint
-from octavo.weights.loader import WeightSlot
 
 log = logging.getLogger("octavo.engine")
 
@@ -124,6 +124,13 @@ class _Start:
                 spec, self._ops, SingleCommunicator(), self._dtype, self._device,
                 config.max_model_len,
             )  # fmt: skip
+        layout = cache_layout(spec, config.kv_cache_dtype, config.block_size)
+        self._page_bytes = layout.page_bytes
+        self._host_memory: Future[torch.Tensor] | None = None
+        if self._facts is not None and config.num_host_pages:  # takes seconds, on a core of its own
+            self._host_memory = ThreadPoolExecutor(1).submit(
+                locked_memory, config.num_host_pages + 1, layout.page_bytes
+            )
         self.kernels = f"{self._ops.describe()}; sampling {self._sampling_ops.name}"
         self.host_pages: HostPages | None = None
         self._limits = StepLimits(
@@ -137,7 +144,7 @@ class _Start:
     def load(self, checkpoint: Checkpoint) -> str:
         """Fill the model; how much it was."""
         with self._clock.part("weights"), refused_without_memory("hold the weights"):
-            return _load(self._model, checkpoint, self._dtype, self._progress)
+            return fill_model(self._model, checkpoint, self._dtype, self._progress)
 
     def size_pool(self) -> Config:
         """The configuration with as many pages as the device turns out to have room for."""
@@ -176,11 +183,10 @@ class _Start:
             with self._clock.part("kernels"):
                 self._compile(runner)
             memory.release()
-        layout = cache_layout(self._spec, self._config.kv_cache_dtype, self._config.block_size)
         with self._clock.part("memory"):
             meter.steps(
                 lambda: warm_up(runner, sampler, self._limits, progress=self._progress),
-                PROBE_PAGES * layout.page_bytes,
+                PROBE_PAGES * self._page_bytes,
             )
             meter.graphs(runner.captures())
 
@@ -219,6 +225,19 @@ class _Start:
             )
         warm_up(runner, sampler, self._limits, progress=self._progress)
 
+    def _taken_host_memory(self, num_pages: int) -> torch.Tensor | None:
+        """What was taken while the model was loaded, if it is enough for so many host pages."""
+        if self._host_memory is None:
+            return None
+        try:
+            memory = self._host_memory.result()
+        except RuntimeError as error:
+            raise StartupError(
+                f"The host cannot lock {self._config.swap_space / 2**30:.1f} GiB of memory for the "
+                f"GPU; lower --swap-space ({error})."
+            ) from error
+        return memory if num_pages < len(memory) else None
+
     def _sampler(self) -> Sampler:
         return Sampler(
             max_num_seqs=self._config.max_num_seqs,
@@ -240,7 +259,9 @@ class _Start:
             self._device,
             self._ops,
         )
-        self.host_pages = HostPages(kv, num_host_pages, self._ops) if num_host_pages else None
+        if num_host_pages:
+            memory = self._taken_host_memory(num_host_pages)
+            self.host_pages = HostPages(kv, num_host_pages, self._ops, memory)
         return make_runner(
             self._ops,
             self._model,
@@ -255,34 +276,6 @@ class _Start:
             host_pages=self.host_pages,
             prompt_logprobs_chunk=config.prompt_logprobs_chunk,
         )
-
-
-def _load(model: Decoder, checkpoint: Checkpoint, dtype: torch.dtype, progress: Progress) -> str:
-    start = time.perf_counter()
-    stage = f"Loading weights of {checkpoint.name}"
-    slots = _counted(model.weight_slots(), lambda share: progress(stage, share))
-    with torch.inference_mode():
-        report = checkpoint.load(slots, dtype)
-        model.after_load()
-    text = f"{report.num_bytes / 2**30:.2f} GiB in {time.perf_counter() - start:.1f} s"
-    log.info("Weights: %s (%d tensors)", text, report.num_tensors)
-    return text
-
-
-def _counted(slots: dict[str, WeightSlot], tell: Callable[[float], None]) -> dict[str, WeightSlot]:
-    """The same slots, telling the share of tensors that have been loaded."""
-    done = 0
-
-    def counted(slot: WeightSlot) -> WeightSlot:
-        def load(tensor: torch.Tensor) -> None:
-            nonlocal done
-            slot.load(tensor)
-            done += 1
-            tell(done / len(slots))
-
-        return WeightSlot(slot.shape, load)
-
-    return {name: counted(slot) for name, slot in slots.items()}
 
 
 def _log_kv(config: Config) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +17,20 @@ SAMPLE_BYTES = 16 * 2**20  # what a measurement copies: more than a cache next t
 SAMPLE_ROUNDS = 3
 
 
+def locked_memory(num_pages: int, page_bytes: int) -> Tensor:
+    """Page-locked bytes [num_pages, page_bytes] of a GPU's host, unlocked when the tensor goes.
+
+    Touched first: locking, which the device's other work may have to wait for, is short then.
+    Raises RuntimeError where so much cannot be locked.
+    """
+    memory = torch.zeros(num_pages, page_bytes, dtype=torch.uint8)
+    driver: Any = torch.cuda.cudart()
+    torch.cuda.check_error(int(driver.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
+    unlock = weakref.finalize(memory, driver.cudaHostUnregister, memory.data_ptr())
+    unlock.atexit = False  # then the driver may be gone
+    return memory
+
+
 class HostPages:
     """``num_pages`` pages of host memory beside the pool that ``kv`` are views of.
 
@@ -24,13 +40,19 @@ class HostPages:
     CPU it is not taken before it is touched.
     """
 
-    def __init__(self, kv: Sequence[Tensor], num_pages: int, ops: Ops) -> None:
-        """``kv`` as :func:`octavo.runner.kv.allocate_kv` returns it."""
+    def __init__(
+        self, kv: Sequence[Tensor], num_pages: int, ops: Ops, memory: Tensor | None = None
+    ) -> None:
+        """``kv`` as :func:`octavo.runner.kv.allocate_kv` returns it. ``memory``, if it has been
+        taken already: bytes [more than num_pages, bytes of a page]."""
         self._pool = max(kv, key=lambda group: group[0].numel()).flatten(1)  # [P, page]
         row, dtype = self._pool.shape[1], self._pool.dtype
         self.num_pages = num_pages
         self.page_bytes = row * dtype.itemsize
-        if self._pool.is_cuda:  # row 0 is not used: host pages are numbered from 1
+        self._memory = memory  # locked as long as this very object lives
+        if memory is not None:  # row 0 is not used: host pages are numbered from 1
+            self._host = memory.view(dtype)
+        elif self._pool.is_cuda:
             self._host = torch.empty(num_pages + 1, row, dtype=dtype, pin_memory=True)
         else:
             self._host = ops.new_pages(num_pages + 1, row, dtype, self._pool.device)

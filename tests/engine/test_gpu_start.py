@@ -43,6 +43,7 @@ class Card:
         self.memory = FakeMemory(TOTAL, others=OTHERS, context=CONTEXT)
         self.compiled = 0
         self.captured = 0
+        self.most_locked = 200
 
     def facts(self) -> HostFacts:
         gpu = Gpu("Fake", TOTAL, TOTAL - OTHERS)
@@ -52,6 +53,11 @@ class Card:
         work()
         self.compiled += 1
         return 7, 2
+
+    def lock(self, num_pages: int, page_bytes: int) -> torch.Tensor:
+        if num_pages > self.most_locked:
+            raise RuntimeError("CUDA error: out of memory")
+        return torch.zeros(num_pages, page_bytes, dtype=torch.uint8)
 
     def capture(self) -> None:
         self.memory.context += GRAPH
@@ -85,7 +91,7 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
     monkeypatch.setattr(GraphRunner, "card", card, raising=False)
     monkeypatch.setattr(select, "Runner", GraphRunner)
     monkeypatch.setattr(startup, "read_host_facts", card.facts)
-    load = build._load
+    load = build.fill_model
 
     def loaded(*args: Any) -> str:
         card.memory.kept = WEIGHTS
@@ -98,7 +104,8 @@ def card(monkeypatch: pytest.MonkeyPatch) -> Card:
         "GpuMemory": lambda device: card.memory,
         "select_ops": lambda *args, **options: Ops(),
         "torch": here,
-        "_load": loaded,
+        "fill_model": loaded,
+        "locked_memory": card.lock,
     }.items():
         monkeypatch.setattr(build, name, value)
     return card
@@ -153,3 +160,13 @@ def test_no_memory_for_the_worst_step_is_refused(
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (MIB, TOTAL))
     with pytest.raises(StartupError, match="run a step of 24 tokens of 3 sequences"):
         start(tiny)
+
+
+def test_host_memory_is_taken_while_the_model_loads(tiny: Path, card: Card) -> None:
+    loop, _, config, _ = start(tiny, swap_space="1MiB")
+    host_pages = loop.executor._worker._host_pages  # type: ignore[attr-defined]
+    assert host_pages.num_pages == config.num_host_pages == 128
+    assert host_pages._host.data_ptr() == host_pages._memory.data_ptr()
+    card.most_locked = 10
+    with pytest.raises(StartupError, match=r"lower --swap-space \(CUDA error: out of memory\)"):
+        start(tiny, swap_space="1MiB")

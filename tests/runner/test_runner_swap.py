@@ -11,7 +11,7 @@ from octavo.ops import fp8
 from octavo.ops.api import Ops
 from octavo.ops.cpu.pool import map_zeros
 from octavo.runner.kv import allocate_kv
-from octavo.runner.swap import HostPages
+from octavo.runner.swap import HostPages, locked_memory
 
 PAGES, HOST_PAGES = 9, 4
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
@@ -49,6 +49,21 @@ def test_a_page_comes_back_whole_wherever_it_goes(dtype: torch.dtype, device: st
     assert same(kv, 7, before, was=3)
     assert same(kv, 1, before, was=5)
     assert not any(group[page].any() for group in kv for page in (0, 3, 4, 5, 6, 8))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, fp8.KV_DTYPE])
+def test_memory_that_was_locked_before(dtype: torch.dtype) -> None:
+    kv = make_kv(dtype, device="cuda")
+    before = fill(kv)
+    page_bytes = HostPages(kv, 1, Ops()).page_bytes
+    host = HostPages(kv, HOST_PAGES, Ops(), locked_memory(HOST_PAGES + 3, page_bytes))
+    assert host._host.is_pinned()
+    host.swap(StepPlan(0, swap_out_pages=[3, 8], swap_out_hosts=[4, 1]))
+    for group in kv:
+        group.zero_()
+    host.swap(StepPlan(1, swap_in_hosts=[4], swap_in_pages=[2]))
+    assert same(kv, 2, before, was=3)
 
 
 def test_a_page_that_leaves_makes_room_for_one_that_returns_in_the_same_step() -> None:
