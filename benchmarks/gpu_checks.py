@@ -208,7 +208,8 @@ def fp8_write_check(
     meta: GroupMeta,
 ) -> dict:  # fmt: skip
     """What is read back differs from what the reference reads back at most in the last of the 3
-    bits of a code, and seldom: a sum that was rounded differently may fall on its other side."""
+    bits of a code, and seldom: a sum that was rounded differently may fall on its other side. The
+    last bit of a scale may differ oftener: torch divides by 448 with a product on a GPU."""
     heads, kv_heads, dim = shape
     values = []
     for op, x in ((ops, qkv), (Ops(), qkv.float())):
@@ -219,7 +220,7 @@ def fp8_write_check(
         values.append(fp8.dequantize(*fp8.page_views(kv, 16))[meta.page, 1, :, :, meta.offset])
     ours, ref = values
     error = ((ours - ref).abs() / ref.abs().clamp_min(ref.abs().amax() * 2**-14)).max().item()
-    other = (ours != ref).float().mean().item()
+    other = ((ours - ref).abs() > ref.abs() * 2.0**-9).float().mean().item()
     return {
         "check": f"rope {heads}/{kv_heads}x{dim} fp8", "dtype": str(qkv.dtype)[6:], "error": error,
         "other_codes": other, "ok": error <= 0.15 and other <= 0.02,

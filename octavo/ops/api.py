@@ -115,8 +115,9 @@ class Ops:
         if k_norm is not None:
             k = self.rms_norm(k, k_norm, eps)
         cos, sin = cos_sin[positions].unsqueeze(1).chunk(2, dim=-1)
-        _write_pages(kv_pages, layer, meta, _rotate(k, cos, sin), v)
-        return _rotate(q, cos, sin)
+        q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
+        _write_pages(kv_pages, layer, meta, q, k, v)
+        return q
 
     def attend(
         self,
@@ -182,12 +183,16 @@ class Ops:
         return torch.nn.functional.embedding(ids, weight)
 
 
-def _write_pages(kv_pages: Tensor, layer: int, meta: GroupMeta, k: Tensor, v: Tensor) -> None:
-    """``k`` and ``v`` [T, K, D] to the places of the step's tokens."""
+def _write_pages(
+    kv_pages: Tensor, layer: int, meta: GroupMeta, q: Tensor, k: Tensor, v: Tensor
+) -> None:
+    """``k`` and ``v`` [T, K, D] to the places of the step's tokens, whose queries are ``q``."""
     for index, x in enumerate((k, v)):
         if fp8.is_fp8(kv_pages):
+            weights = None if index else fp8.key_weights(q, k.shape[1])
             codes, scales = fp8.page_views(kv_pages[:, layer, index], meta.page_size)
-            codes[meta.page, :, meta.offset], scales[meta.page, :, meta.offset] = fp8.quantize(x)
+            place = meta.page, slice(None), meta.offset
+            codes[place], scales[place] = fp8.quantize(x, weights)
         else:
             kv_pages[meta.page, layer, index, :, meta.offset] = x.to(kv_pages.dtype)
 

@@ -14,6 +14,7 @@ KV_DTYPE = torch.float8_e4m3fn
 LARGEST_CODE = 448.0
 SCALE_BYTES = 2
 PHASES = 16  # scales that are tried; twice a scale makes the same errors
+WEIGHT_FLOOR = 0.5
 # Scales are positive fp16: no division by zero, and no infinity.
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-24, 65504.0
 
@@ -28,21 +29,31 @@ def is_fp8(kv_pages: Tensor) -> bool:
     return kv_pages.dtype is torch.uint8
 
 
-def quantize(x: Tensor) -> tuple[Tensor, Tensor]:
+def key_weights(q: Tensor, kv_heads: int) -> Tensor:
+    """What errors of keys weigh, fp32 [T, K, D], by the rotated queries [T, H, D] of the same
+    tokens: squares, summed over the query heads of a KV head, plus WEIGHT_FLOOR of their mean.
+
+    An error of a key counts by the queries that it meets. These are not known yet, but queries of a
+    head are large in the same features, and a token's own are at hand."""
+    squares = q.float().square().unflatten(1, (kv_heads, -1)).sum(2)
+    return squares + WEIGHT_FLOOR * squares.mean(-1, keepdim=True)
+
+
+def quantize(x: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Codes uint8 [..., D] and scales fp16 [...] of ``x`` [..., D].
 
     The least scale is max|x| / 448, so that no code is beyond the largest; of PHASES scales from
     there to twice as much, rounded up to fp16, the one with the least squared error is taken, the
-    smaller if in doubt. Vectors beyond what the largest scale reaches saturate. Only a vector
-    with a NaN reads back as NaN.
+    smaller if in doubt. ``weights`` [..., D], if any, multiply squares of errors. Vectors beyond
+    what the largest scale reaches saturate. Only a vector with a NaN reads back as NaN.
     """
     wide = x.float()
     least = wide.abs().amax(-1) / LARGEST_CODE
     codes, scale = _with_scale(wide, least)
-    error = _squared_error(wide, codes, scale)
+    error = _squared_error(wide, codes, scale, weights)
     for phase in range(1, PHASES):
         others = _with_scale(wide, least * (1 + phase / PHASES))
-        other_error = _squared_error(wide, *others)
+        other_error = _squared_error(wide, *others, weights)
         better = other_error < error
         codes = torch.where(better.unsqueeze(-1), others[0], codes)
         scale = torch.where(better, others[1], scale)
@@ -59,8 +70,9 @@ def _with_scale(wide: Tensor, least: Tensor) -> tuple[Tensor, Tensor]:
     return scaled.clamp(-LARGEST_CODE, LARGEST_CODE).to(KV_DTYPE).view(torch.uint8), scale
 
 
-def _squared_error(wide: Tensor, codes: Tensor, scale: Tensor) -> Tensor:
-    return (dequantize(codes, scale) - wide).square().sum(-1)
+def _squared_error(wide: Tensor, codes: Tensor, scale: Tensor, weights: Tensor | None) -> Tensor:
+    squares = (dequantize(codes, scale) - wide).square()
+    return (squares if weights is None else squares * weights).sum(-1)
 
 
 def dequantize(codes: Tensor, scale: Tensor) -> Tensor:

@@ -15,7 +15,10 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton")
-pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
 
 import tests.fakes.interpreter  # noqa: F401
 from octavo.ops import fp8
@@ -307,7 +310,7 @@ def test_rope_and_write(dim: int, rope_dim: int, norms: int, dtype: torch.dtype)
 @pytest.mark.parametrize(("dim", "rope_dim"), [(16, 16), (24, 8)])
 def test_fp8_is_written_as_by_the_reference(dim: int, rope_dim: int) -> None:
     torch.manual_seed(0)
-    heads, kv_heads, count = 3, 2, 12
+    heads, kv_heads, count = 4, 2, 12
     meta = on_device(group_meta([Row([0] * count, 14, [3, 4])], page_size=16))
     qkv = torch.randn(count, (heads + 2 * kv_heads) * dim)
     sizes = [0.0, 1e-38, 3e-8, 1e-5, 2e-3, 1.0, 3.0, 3e4, 3e7, 1e20, 1e37, NAN]
@@ -327,7 +330,8 @@ def test_fp8_is_written_as_by_the_reference(dim: int, rope_dim: int) -> None:
     written, should = (x[meta.page, LAYER, :, :, meta.offset] for x in (found, expected))
     assert written[:-1].isfinite().all()
     assert written[-1].isnan().all()
-    assert (written == should)[:-1].float().mean() > 0.99
+    same = ((written - should).abs() <= should.abs() * 2.0**-9)[:-1]  # but for a scale's last bit
+    assert same.float().mean() > 0.99
 
 
 def test_tiles_are_picked_by_card_head_size_and_group() -> None:

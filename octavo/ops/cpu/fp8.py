@@ -9,13 +9,16 @@ numbers, that is codes below 2^-6, as zeros.
 
 from __future__ import annotations
 
+from functools import reduce
+
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from octavo.ops.cpu.rows import RowAccess
 from octavo.ops.cpu.simd import F32, I16, I32, I64, Lanes, literals, loop
-from octavo.ops.fp8 import LARGEST_CODE, LARGEST_SCALE, PHASES, SMALLEST_SCALE
+from octavo.ops.fp8 import LARGEST_CODE, LARGEST_SCALE, PHASES, SMALLEST_SCALE, WEIGHT_FLOOR
 
 LIFT = 2.0**60
 QUAD = (0, 2, 1, 3)  # where the i-th of 4 neighbours lies: even bytes are a pair, odd ones another
@@ -107,8 +110,11 @@ def _rounded(v: Lanes, x: ir.Value) -> tuple[ir.Value, ir.Value, ir.Value]:
     return magnitude, rounded, b.fadd(magnitude, v.number(_SHIFT))
 
 
-def _best_scale(v: Lanes, values: list[ir.Value], least: ir.Value) -> ir.Value:
-    """Of PHASES scales from ``least`` on, as int16, the one with the least squared error."""
+def _best_scale(
+    v: Lanes, values: list[ir.Value], weights: list[ir.Value], least: ir.Value
+) -> ir.Value:
+    """Of PHASES scales from ``least`` on, as int16, the one with the least squared error; squares
+    are multiplied by ``weights``, if there are any."""
     b, one = v.b, Lanes(v.b, 1)
     first = b.trunc(_scale_bits(one, least), I16)
     best, error = one.variable(first), one.variable(F32(float("inf")))
@@ -118,11 +124,12 @@ def _best_scale(v: Lanes, values: list[ir.Value], least: ir.Value) -> ir.Value:
         number = scale_numbers(one, half)
         factor, inverse = v.splat(number), v.splat(b.fdiv(F32(1.0), number))
         squares = v.number(0.0)
-        for value in values:
+        for index, value in enumerate(values):
             magnitude = b.bitcast(b.and_(b.bitcast(value, v.i32), v.bits(0x7FFFFFFF)), v.f32)
             near = b.fmul(_nearest(v, b.fmul(value, inverse)), factor)
             off = b.fsub(near, magnitude)
-            squares = b.fadd(squares, b.fmul(off, off))
+            square = b.fmul(off, off)
+            squares = b.fadd(squares, b.fmul(square, weights[index]) if weights else square)
         total = v.total(squares)
         with b.if_then(b.fcmp_ordered("<", total, b.load(error))):
             b.store(total, error)
@@ -131,16 +138,40 @@ def _best_scale(v: Lanes, values: list[ir.Value], least: ir.Value) -> ir.Value:
 
 
 @intrinsic(prefer_literal=True)
-def quantize_row(typing, row, codes, scale, dim, lanes, quads):
-    """codes [dim] bytes and one fp16 scale of an fp32 row [dim]; ``quads``: in the order of QUAD,
-    for which lanes must be a multiple of 4."""
-    D, n, in_quads = literals(dim, lanes, quads)
+def add_squares(typing, row, sums, dim, lanes, bf16):
+    """sums [dim] += squares of a row [dim] of bf16 or fp32; ``sums`` are fp32."""
+    D, n, is_bf16 = literals(dim, lanes, bf16)
+
+    def emit(context, builder, signature, args):
+        row, sums = args[:2]
+        source = RowAccess(builder, n, is_bf16)
+        v = source.v
+        for i in range(D // n):
+            x = source.read(row, i * source.bytes)
+            v.store(builder.fadd(v.load(sums, 4 * n * i), builder.fmul(x, x)), sums, 4 * n * i)
+        return context.get_dummy_value()
+
+    return types.void(row, sums, dim, lanes, bf16), emit
+
+
+@intrinsic(prefer_literal=True)
+def quantize_row(typing, row, squares, codes, scale, dim, lanes, keys):
+    """codes [dim] bytes and one fp16 scale of an fp32 row [dim]. ``keys``: the scale is chosen by
+    the ``squares`` [dim] fp32 of queries, and codes are in the order of QUAD, for which lanes must
+    be a multiple of 4."""
+    D, n, are_keys = literals(dim, lanes, keys)
     order = [4 * (i // 4) + QUAD.index(i % 4) for i in range(n)]
 
     def emit(context, builder, signature, args):
-        row, codes, scale = args[:3]
+        row, squares, codes, scale = args[:4]
         v, one = Lanes(builder, n), Lanes(builder, 1)
         values = [v.load(row, first * 4) for first in range(0, D, n)]
+        weights = []
+        if are_keys:
+            weights = [v.load(squares, first * 4) for first in range(0, D, n)]
+            total = reduce(builder.fadd, weights)
+            floor = v.splat(builder.fmul(v.total(total), F32(WEIGHT_FLOOR / D)))
+            weights = [builder.fadd(weight, floor) for weight in weights]
         largest = v.bits(0)
         for value in values:  # as integers, where a NaN is larger than all numbers
             bits = builder.and_(builder.bitcast(value, v.i32), v.bits(0x7FFFFFFF))
@@ -148,20 +179,20 @@ def quantize_row(typing, row, codes, scale, dim, lanes, quads):
             largest = builder.select(bigger, bits, largest)
         if n > 1:
             name, kind = f"llvm.vector.reduce.umax.v{n}i32", ir.FunctionType(I32, [v.i32])
-            reduce = cgutils.get_or_insert_function(builder.module, kind, name)
-            largest = builder.call(reduce, [largest])
+            most = cgutils.get_or_insert_function(builder.module, kind, name)
+            largest = builder.call(most, [largest])
         least = builder.fdiv(builder.bitcast(largest, F32), F32(LARGEST_CODE))
-        half = _best_scale(v, values, least)
+        half = _best_scale(v, values, weights, least)
         one.store(half, scale, 0)
         inverse = v.splat(builder.fdiv(F32(1.0), scale_numbers(one, half)))
         for index, value in enumerate(values):
             found = builder.trunc(_codes(v, builder.fmul(value, inverse)), v.i8)
-            if in_quads:
+            if are_keys:
                 found = builder.shuffle_vector(found, found, ir.Constant(v.i32, order))
             v.store(found, codes, index * n)
         return context.get_dummy_value()
 
-    return types.void(row, codes, scale, dim, lanes, quads), emit
+    return types.void(row, squares, codes, scale, dim, lanes, keys), emit
 
 
 @intrinsic(prefer_literal=True)

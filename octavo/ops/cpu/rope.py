@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from llvmlite import ir
-from numba import types
+from numba import float32, types
 from numba.extending import intrinsic
 
-from octavo.ops.cpu.fp8 import quantize_row
+from octavo.ops.cpu.fp8 import add_squares, quantize_row
 from octavo.ops.cpu.jit import FIRST_ARGUMENT, ITEMS, NEXT, SCRATCH, TICKET
 from octavo.ops.cpu.memory import copy_item, load_float64, load_int64, take
 from octavo.ops.cpu.rows import RowAccess, inverse_rms, scaled
 from octavo.ops.cpu.simd import Lanes, literals
-from octavo.ops.cpu.tiles import BF16, FP8, WIDTH, convert_row, neighbour
+from octavo.ops.cpu.tiles import BF16, FP8, WIDTH, convert_row, fill, neighbour
 
 ARGUMENTS = "15qd"  # in the order that the kernel reads them
 
@@ -78,7 +78,9 @@ def rotate_head(  # noqa: PLR0913
     return types.void(*kinds), emit
 
 
-def make_rope(shape: RopeShape, lanes: int) -> tuple[Callable[[int], None], str, int]:
+def make_rope(  # noqa: PLR0915  (sizes reach a kernel only as its closure: one piece)
+    shape: RopeShape, lanes: int
+) -> tuple[Callable[[int], None], str, int]:
     """The kernel's Python function, its name, and the scratch bytes a thread needs.
 
     An item is ``grain`` tokens. See :mod:`octavo.ops.cpu.tiles` for the order within pages.
@@ -92,13 +94,13 @@ def make_rope(shape: RopeShape, lanes: int) -> tuple[Callable[[int], None], str,
     element = 2 if bf16 else 4
     width = WIDTH[shape.kv]
     words, bits = D // width, 32 // width  # of a K row; of an element
-    thread_scratch = -(-D * 5 // 4096) * 4096  # a row and its codes
-    written = D * 4 if kv_fp8 else 0  # where what is written begins in it
+    thread_scratch = -(-D * 9 // 4096) * 4096  # a row, its queries' squares and its codes
+    written = D * 8 if kv_fp8 else 0  # where what is written begins in it
     scales = D * P  # behind the codes of a head
 
     def rope(block):
         row = load_int64(block, SCRATCH) + take(block, TICKET) * thread_scratch
-        ready = row + written
+        squares, ready = row + D * 4, row + written
         tokens = load_int64(block, ITEMS)
         qkv = load_int64(block, FIRST_ARGUMENT)
         out = load_int64(block, FIRST_ARGUMENT + 1)
@@ -112,6 +114,7 @@ def make_rope(shape: RopeShape, lanes: int) -> tuple[Callable[[int], None], str,
         offset_of = load_int64(block, FIRST_ARGUMENT + 9)
         heads = load_int64(block, FIRST_ARGUMENT + 10)
         kv_heads = load_int64(block, FIRST_ARGUMENT + 11)
+        group = heads // kv_heads
         q_norm = load_int64(block, FIRST_ARGUMENT + 12)
         k_norm = load_int64(block, FIRST_ARGUMENT + 13)
         grain = load_int64(block, FIRST_ARGUMENT + 14)
@@ -148,14 +151,21 @@ def make_rope(shape: RopeShape, lanes: int) -> tuple[Callable[[int], None], str,
                         k, k_norm, angles, row, eps, D, R, lanes, bf16, kv_bf16, norms, fp32_norms
                     )
                     if kv_fp8:
-                        quantize_row(row, ready, place + scales + offset * 2, D, row_lanes, True)
+                        fill(squares, 0, D, float32(0.0))
+                        for g in range(h * group, (h + 1) * group):
+                            add_squares(target + g * D * element, squares, D, row_lanes, bf16)
+                        quantize_row(
+                            row, squares, ready, place + scales + offset * 2, D, row_lanes, True
+                        )
                     for w in range(words):
                         copy_item(ready, w, place, w * P + offset, 32)
                     v = k + kv_heads * D * element
                     place += values_at
                     convert_row(v, row, D, row_lanes, bf16, kv_bf16)
                     if kv_fp8:
-                        quantize_row(row, ready, place + scales + offset * 2, D, row_lanes, False)
+                        quantize_row(
+                            row, squares, ready, place + scales + offset * 2, D, row_lanes, False
+                        )
                     base = offset // width * width * D + neighbour(offset, width)
                     for d in range(D):
                         copy_item(ready, d, place, base + width * d, bits)

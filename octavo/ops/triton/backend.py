@@ -196,7 +196,7 @@ class TritonOps(Ops):
             qkv.stride(0), page, layers, values, head, offset, eps,
             Q_HEADS=num_heads, KV_HEADS=num_kv_heads, DIM=dim, WIDTH=width,
             HALF=cos_sin.shape[-1] // 2, BLOCK=block, NORM_Q=q_norm is not None,
-            NORM_K=k_norm is not None, PAGE=meta.page_size, FP8=is_fp8(kv_pages),
+            NORM_K=k_norm is not None, PAGE=meta.page_size, FP8=self._decoding(kv_pages),
             num_warps=warps, **self._early,
         )  # fmt: skip
         return q
@@ -240,6 +240,9 @@ class TritonOps(Ops):
             launches.append(self._launch(tile, cut, split, q, kv_pages, meta))
         return tuple(launches)
 
+    def _decoding(self, kv_pages: Tensor) -> int:
+        return fp8.decoding(self.card) if is_fp8(kv_pages) else fp8.PLAIN
+
     def _fitted(self, tile: Tile, q: Tensor, kv_pages: Tensor) -> Tile:
         dim, shared_bytes = q.shape[2], self.card.shared_bytes
         if is_fp8(kv_pages):  # a tile of codes takes half of one of numbers, and is both for a time
@@ -264,7 +267,7 @@ class TritonOps(Ops):
             "DIM": dim, "WIDTH": width, "WINDOW": meta.window > 0,
             "num_warps": tile.warps, "num_stages": tile.stages,
             "PRECISION": "ieee" if q.dtype is torch.float32 else "tf32",
-            "FP8": fp8.decoding(self.card) if is_fp8(kv_pages) else fp8.PLAIN, **self._early,
+            "FP8": self._decoding(kv_pages), **self._early,
         }  # fmt: skip
         if tile.registers:
             constants["maxnreg"] = tile.registers

@@ -12,6 +12,7 @@ import triton.language as tl
 from torch import Tensor
 
 from octavo.ops.fp8 import PHASES, page_views
+from octavo.ops.fp8 import WEIGHT_FLOOR as _WEIGHT_FLOOR
 from octavo.ops.triton.tiles import Card
 
 # How codes become numbers: by their bits, on any GPU, or by an instruction for e4m3.
@@ -21,6 +22,7 @@ CODES = 4  # in a word
 _NATIVE_FROM = 89  # the first compute capability with that instruction
 
 _LARGEST_CODE = tl.constexpr(448.0)
+WEIGHT_FLOOR = tl.constexpr(_WEIGHT_FLOOR)
 _PHASES, _STEP = tl.constexpr(PHASES), tl.constexpr(1 / PHASES)
 _SMALLEST_SCALE, _LARGEST_SCALE = tl.constexpr(2.0**-24), tl.constexpr(65504.0)
 
@@ -102,15 +104,19 @@ def value_place(offset, d, DIM: tl.constexpr):
 
 
 @triton.jit
-def _with_scale(x, least):
-    """fp32 ``x`` [R, D] over scales from ``least`` [R] on, without signs, and the scales, fp16."""
+def _next_scale(least):
+    """fp16 scales of at least ``least`` [R], if there are such."""
     exact = tl.where(least < _SMALLEST_SCALE, _SMALLEST_SCALE, least)
     exact = tl.where(exact > _LARGEST_SCALE, _LARGEST_SCALE, exact)
     nearest = exact.to(tl.float16)
     below = (nearest.to(tl.float32) < exact).to(tl.int16)
-    scale = (nearest.to(tl.int16, bitcast=True) + below).to(tl.float16, bitcast=True)
-    scaled = x * tl.div_rn(tl.full(scale.shape, 1.0, tl.float32), scale.to(tl.float32))[:, None]
-    return tl.minimum(tl.abs(scaled), _LARGEST_CODE), scale
+    return (nearest.to(tl.int16, bitcast=True) + below).to(tl.float16, bitcast=True)
+
+
+@triton.jit
+def _over(x, scale):
+    """fp32 ``x`` [R, D] over fp16 scales [R]."""
+    return x * (1.0 / scale.to(tl.float32))[:, None]
 
 
 @triton.jit
@@ -121,25 +127,40 @@ def _rounded(magnitude):
 
 
 @triton.jit
-def quantize(x):
-    """Codes uint8 [R, D] and scales fp16 [R] of fp32 ``x`` [R, D]."""
+def _nearest(magnitude, FP8: tl.constexpr):
+    """The e4m3 numbers nearest to ``magnitude`` >= 0, the largest beyond it, as codes and fp32."""
+    if FP8 == 2:
+        codes = magnitude.to(tl.float8e4nv)
+        near = codes.to(tl.float32)
+        codes = codes.to(tl.uint8, bitcast=True).to(tl.int32)
+    else:
+        magnitude = tl.minimum(magnitude, _LARGEST_CODE)
+        shift = tl.full(magnitude.shape, 16384.0, tl.float32)  # units of 2^-9 in its low bits
+        rounded, shifted = _rounded(magnitude), magnitude + shift
+        is_small = magnitude < 0.015625
+        near = (rounded & 0x7FF00000).to(tl.float32, bitcast=True)
+        near = tl.where(is_small, shifted - shift, near)
+        small = shifted.to(tl.int32, bitcast=True) - shift.to(tl.int32, bitcast=True)
+        codes = tl.where(is_small, small, (rounded >> 20) - (120 << 3))
+    return codes, near
+
+
+@triton.jit
+def quantize(x, weights, FP8: tl.constexpr):
+    """Codes uint8 [R, D] and scales fp16 [R] of fp32 ``x`` [R, D], for ``weights`` [R, D]."""
     bits = x.to(tl.int32, bitcast=True)
+    magnitude = (bits & 0x7FFFFFFF).to(tl.float32, bitcast=True)
     largest = tl.max(bits & 0x7FFFFFFF, 1)  # as integers, where a NaN is larger than all numbers
     least = tl.div_rn(largest.to(tl.float32, bitcast=True), _LARGEST_CODE)
-    magnitude, scale = _with_scale(x, least)
-    shift = tl.full(magnitude.shape, 16384.0, tl.float32)  # units of 2^-9 in its low bits
+    scale = _next_scale(least)
     error = tl.full(least.shape, float("inf"), tl.float32)
-    for phase in range(_PHASES):
-        other, other_scale = _with_scale(x, least * (1.0 + phase * _STEP))
-        normal = (_rounded(other) & 0x7FF00000).to(tl.float32, bitcast=True)
-        near = tl.where(other < 0.015625, (other + shift) - shift, normal)
-        off = near * other_scale.to(tl.float32)[:, None] - tl.abs(x)
-        other_error = tl.sum(off * off, 1)
+    for phase in tl.range(0, _PHASES, loop_unroll_factor=4):
+        other = _next_scale(least * (1.0 + phase * _STEP))
+        _, near = _nearest(_over(magnitude, other), FP8)
+        off = near * other.to(tl.float32)[:, None] - magnitude
+        other_error = tl.sum(off * off * weights, 1)
         better = other_error < error
-        magnitude = tl.where(better[:, None], other, magnitude)
-        scale = tl.where(better, other_scale, scale)
+        scale = tl.where(better, other, scale)
         error = tl.where(better, other_error, error)
-    normal = (_rounded(magnitude) >> 20) - (120 << 3)
-    small = (magnitude + shift).to(tl.int32, bitcast=True) - shift.to(tl.int32, bitcast=True)
-    code = tl.where(magnitude < 0.015625, small, normal)
-    return (code | ((bits >> 24) & 0x80)).to(tl.uint8), scale
+    codes, _ = _nearest(_over(magnitude, scale), FP8)
+    return (codes | ((bits >> 24) & 0x80)).to(tl.uint8), scale

@@ -10,10 +10,32 @@ from octavo.ops.triton.early import begin
 
 
 @triton.jit
-def _scaled(x, weight, feature, chosen, DIM: tl.constexpr):
-    """``x`` [heads, WIDTH] times the weight of each column's ``feature``, in ``chosen`` heads."""
-    scale = tl.load(weight + feature, mask=feature < DIM, other=0.0).to(tl.float32)
-    return tl.where(chosen[:, None], x * scale[None, :], x)
+def _normed(x, other, weight, d, partner, chosen, eps, DIM: tl.constexpr):
+    """RMSNorm of ``chosen`` rows of ``x`` [heads, WIDTH] and of their features' partners."""
+    inverse = tl.where(chosen, tl.rsqrt(tl.sum(x * x, 1) / DIM + eps), 1.0)[:, None]
+    own = tl.load(weight + d, mask=d < DIM, other=0.0).to(tl.float32)
+    of_partner = tl.load(weight + partner, mask=partner < DIM, other=0.0).to(tl.float32)
+    x = x * inverse * tl.where(chosen[:, None], own[None, :], 1.0)
+    return x, other * inverse * tl.where(chosen[:, None], of_partner[None, :], 1.0)
+
+
+@triton.jit
+def _key_weights(
+    at, real, d, partner, cos, sin, q_norm, eps, DTYPE: tl.constexpr, GROUP: tl.constexpr,
+    DIM: tl.constexpr, NORM: tl.constexpr,
+):  # fmt: skip
+    """fp32 [heads, WIDTH] of KV heads whose first queries are at ``at`` [heads, 1]: see
+    :func:`octavo.ops.fp8.key_weights`."""
+    squares = tl.zeros(real.shape, tl.float32)
+    chosen = tl.full([real.shape[0]], True, tl.int1)
+    for head in tl.static_range(GROUP):
+        q = tl.load(at + head * DIM + d[None, :], mask=real, other=0.0).to(tl.float32)
+        other = tl.load(at + head * DIM + partner[None, :], mask=real, other=0.0).to(tl.float32)
+        if NORM:
+            q, other = _normed(q, other, q_norm, d, partner, chosen, eps, DIM)
+        q = (q * cos[None, :] + other * sin[None, :]).to(DTYPE).to(tl.float32)
+        squares += q * q
+    return squares + (tl.sum(squares, 1) * (fp8.WEIGHT_FLOOR / DIM))[:, None]
 
 
 @triton.jit(do_not_specialize=["layer"])
@@ -39,17 +61,10 @@ def rope_kernel(  # noqa: PLR0913
     at = qkv + token * token_stride + head[:, None] * DIM
     x = tl.load(at + d[None, :], mask=real, other=0.0).to(tl.float32)
     other = tl.load(at + partner[None, :], mask=real, other=0.0).to(tl.float32)
-    if NORM_Q or NORM_K:
-        inverse = tl.rsqrt(tl.sum(x * x, 1) / DIM + eps)[:, None]
-        normed = (is_q & NORM_Q) | (is_k & NORM_K)
-        x = tl.where(normed[:, None], x * inverse, x)
-        other = tl.where(normed[:, None], other * inverse, other)
     if NORM_Q:
-        x = _scaled(x, q_norm, d, is_q, DIM)
-        other = _scaled(other, q_norm, partner, is_q, DIM)
+        x, other = _normed(x, other, q_norm, d, partner, is_q, eps, DIM)
     if NORM_K:
-        x = _scaled(x, k_norm, d, is_k, DIM)
-        other = _scaled(other, k_norm, partner, is_k, DIM)
+        x, other = _normed(x, other, k_norm, d, partner, is_k, eps, DIM)
     row = cos_sin + tl.load(positions + token) * (2 * HALF)
     angle = tl.where(d < HALF, d, d - HALF)
     cos = tl.load(row + angle, mask=turned, other=1.0)
@@ -64,12 +79,19 @@ def rope_kernel(  # noqa: PLR0913
     slot = kv_head * head_stride + is_v.to(tl.int32) * values_stride
     written = real & (is_k | is_v)[:, None]
     if FP8:
-        codes, scales = fp8.quantize(y)
-        in_head = tl.where(is_v[:, None], fp8.value_place(offset, d, DIM)[None, :],
-                           offset * DIM + d[None, :])  # fmt: skip
-        tl.store(place + slot[:, None] + in_head, codes, mask=written)
-        scale_at = fp8.scale_place(place + slot + PAGE * DIM) + offset
-        tl.store(scale_at, scales, mask=is_k | is_v)
+        if tl.program_id(1) * BLOCK + BLOCK > Q_HEADS:
+            GROUP: tl.constexpr = Q_HEADS // KV_HEADS
+            first = qkv + token * token_stride + kv_head[:, None] * (GROUP * DIM)
+            weights = _key_weights(
+                first, real & is_k[:, None], d, partner, cos, sin, q_norm, eps,
+                q_out.dtype.element_ty, GROUP, DIM, NORM_Q,
+            )  # fmt: skip
+            codes, scales = fp8.quantize(y, tl.where(is_k[:, None], weights, 1.0), FP8)
+            in_head = tl.where(is_v[:, None], fp8.value_place(offset, d, DIM)[None, :],
+                               offset * DIM + d[None, :])  # fmt: skip
+            tl.store(place + slot[:, None] + in_head, codes, mask=written)
+            scale_at = fp8.scale_place(place + slot + PAGE * DIM) + offset
+            tl.store(scale_at, scales, mask=is_k | is_v)
     else:
         kv_at = place + offset * offset_stride + slot[:, None] + d[None, :]
         tl.store(kv_at, y.to(kv.dtype.element_ty), mask=written)
