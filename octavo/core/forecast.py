@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,6 +17,11 @@ HORIZONS = np.array(
     [1, 2, 3, 4, 6, 8, 11, 16, 22, 32, 45, 64, 90, 128, 181, 256]
 )  # pages of output
 EARLIER = np.concatenate([[0], HORIZONS[:-1]])  # who must end after it counts at the next one
+FARTHEST = int(HORIZONS[-1])
+# [pages that an answer may still take, at most FARTHEST; horizon]: those taken by then, and whether
+# it may live until then.
+GROWN = np.minimum(HORIZONS, np.arange(FARTHEST + 1)[:, None])
+MAY_LIVE = (np.arange(FARTHEST + 1)[:, None] > EARLIER).astype(float)
 FIRST_CAUTION = 1.0
 MIN_CAUTION, MAX_CAUTION = -2.0, 2.5
 MORE_CAUTION = 0.08  # for each request's worth of tokens that preemptions have lost
@@ -44,7 +51,8 @@ class Forecast:
         """``growing`` layer groups take another page for each page of tokens."""
         self._page_size = page_size
         self._growing = growing
-        self._lengths = LengthEstimate(max_len // page_size + 2 + int(HORIZONS[-1]))
+        self._grown = growing * GROWN.astype(float)
+        self._lengths = LengthEstimate(max_len // page_size + 2 + FARTHEST)
         self._caution = FIRST_CAUTION
         self._mean_tokens = 256.0  # of a request, prompt included
         self._step = 0
@@ -52,9 +60,8 @@ class Forecast:
 
     def reset(self) -> None:
         # One entry a slot; own pages are those that leave with the sequence.
-        self._age: list[int] = []
-        self._own: list[int] = []
-        self._left: list[int] = []
+        # (Arrays: a step changes numbers of many slots, and objects would lie all over the memory.)
+        self._age, self._own, self._left = array("q"), array("q"), array("q")
         self._active: list[bool] = []
         self._num_active = 0
         self._sum_own = 0
@@ -63,6 +70,7 @@ class Forecast:
         self._rows: dict[int, tuple[Vector, Vector]] = {}  # of slots that joined since
         self._means = self._variances = np.zeros((0, len(HORIZONS)))
         self._survival = np.ones(1)
+        self._chances: dict[tuple[int, int], Vector] = {}  # of late, by age and pages left
         self._quoted_for: tuple[int, int, int] | None = None  # whose row is kept for joined()
         self._quoted = self._mean, self._variance
 
@@ -80,7 +88,7 @@ class Forecast:
         self._quoted_for = outlook
         shared = max(0, pool.held - self._sum_own)
         projected = self._mean + mean + self._caution * np.sqrt(self._variance + variance)
-        return bool(projected.max() + shared <= usable)
+        return bool(max(projected.tolist()) + shared <= usable)
 
     def joined(self, seq: Sequence, claims: int) -> None:
         slot = seq.slot
@@ -151,7 +159,7 @@ class Forecast:
         self._fresh_until = self._step + FRESH_STEPS
         age, own, left = (np.array(c, int) for c in (self._age, self._own, self._left))
         oldest = int(age.max(initial=0))
-        self._survival = self._lengths.survival(oldest + int(HORIZONS[-1]) + 2)
+        self._survival = self._lengths.survival(oldest + FARTHEST + 2)
         grown = np.minimum(HORIZONS, left[:, None])
         chance = self._survival[age[:, None] + grown] / self._survival[age][:, None]
         chance *= (left[:, None] > EARLIER) * np.array(self._active, bool)[:, None]
@@ -160,13 +168,21 @@ class Forecast:
         self._variances = self._means * (pages - self._means)
         self._mean, self._variance = self._means.sum(0), self._variances.sum(0)
         self._rows.clear()
+        self._chances.clear()
 
     def _row(self, age: int, own: int, left: int) -> tuple[Vector, Vector]:
         """Mean and variance of one sequence's pages at each horizon."""
-        grown = np.minimum(HORIZONS, left)
-        ages = np.minimum(age + grown, len(self._survival) - 1)
-        now = self._survival[min(age, len(self._survival) - 1)]
-        chance = self._survival[ages] / now * (left > EARLIER)
-        pages = own + self._growing * grown
+        left = min(left, FARTHEST)
+        chance = self._chances.get((age, left))
+        if chance is None:
+            chance = self._chances[age, left] = self._chance(age, left)
+        pages = self._grown[left] + float(own)
         mean = chance * pages
         return mean, mean * (pages - mean)
+
+    def _chance(self, age: int, left: int) -> Vector:
+        """That an answer of ``age`` pages lives on until each horizon."""
+        now = self._survival.item(min(age, len(self._survival) - 1))
+        reached = self._survival.take(GROWN[left] + age, mode="clip")
+        chance: Vector = reached / now * MAY_LIVE[left]
+        return chance
