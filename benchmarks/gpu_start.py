@@ -1,6 +1,6 @@
 """A start on a GPU: what it takes, what it refuses, and a step that runs out of memory.
 
-    BEGIN=$(date +%s.%N) python -m benchmarks.gpu_start --out DIR [--tiny]
+    BEGIN=$(date +%s.%N) python -m benchmarks.gpu_start --out DIR [--model …] [--options …] [--tiny]
 
 The first token comes first, timed from BEGIN (seconds since the epoch); then, in the same process,
 a step that has no memory, and starts that cannot be. Figures go to ``DIR/gpu_start.json``.
@@ -32,9 +32,9 @@ HOG += "print('held', flush=True); time.sleep(60)"
 class Starts:
     """Engines of one model, and what there is to say of them."""
 
-    def __init__(self, out: Path, tiny: bool) -> None:
+    def __init__(self, out: Path, model: str, options: dict[str, Any], *, tiny: bool) -> None:
         self._path = out / "gpu_start.json"
-        self._tiny = tiny
+        self._model, self._options, self._tiny = model, options, tiny
         self.report: dict[str, Any] = {}
 
     def put(self, name: str, value: Any) -> None:
@@ -46,9 +46,11 @@ class Starts:
         from octavo import LLM
 
         with tempfile.TemporaryDirectory() as folder:
-            text = json.dumps(TINY) if self._tiny else _config("llama3-8b")
+            text = json.dumps(TINY)
+            if not self._tiny:
+                text = (MODELS / self._model / "config.json").read_text()
             Path(folder, "config.json").write_text(text)
-            given: dict[str, Any] = {"max_model_len": 4352}
+            given: dict[str, Any] = {"max_model_len": 4352} | self._options
             if self._tiny:
                 given = {"max_model_len": 1024, "device": "cpu", "max_num_batched_tokens": 256}
             return LLM(folder, load_format="dummy", skip_tokenizer_init=True, **given | options)
@@ -63,10 +65,6 @@ class Starts:
         except StartupError as error:
             text = str(error)
         self.put(name, {"text": text, "seconds": time.perf_counter() - begin})
-
-
-def _config(model: str) -> str:
-    return (MODELS / model / "config.json").read_text()
 
 
 def generate(llm: Any, length: int, count: int = 1) -> str:
@@ -124,11 +122,13 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(relativeCreated)d ms %(message)s")
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", default="llama3-8b", help="a folder in benchmarks/models")
+    parser.add_argument("--options", type=json.loads, default={}, help="of the engine, as JSON")
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--only-start", action="store_true")
     args = parser.parse_args()
     args.out.mkdir(parents=True, exist_ok=True)
-    starts = Starts(args.out, args.tiny)
+    starts = Starts(args.out, args.model, args.options, tiny=args.tiny)
     late = count_late_compilations()
     llm = starts.start()
     starts.put("engine was ready after s", time.time() - begin)

@@ -68,12 +68,13 @@ def build_engine(config: Config, progress: Progress | None = None) -> tuple[Engi
     page_seconds = 0.0 if start.host_pages is None else start.host_pages.measure()
     layout = cache_layout(checkpoint.spec, config.kv_cache_dtype, config.block_size)
     scheduler = build_scheduler(config, layout, page_seconds)
-    notes["kernels"] = start.kernels
+    notes |= start.notes
     notes["scheduling"] = describe_scheduling(config, page_seconds)
     log.info("Scheduling: %s", notes["scheduling"])
     if warning := swap_warning(config, layout):
         log.warning(warning)
-    log.info("Start took %s", clock)
+    notes["start"] = str(clock)
+    log.info("Start took %s", notes["start"])
     info = EngineInfo(
         max_model_len=config.max_model_len,
         num_pages=config.num_pages,
@@ -131,7 +132,7 @@ class _Start:
             self._host_memory = ThreadPoolExecutor(1).submit(
                 locked_memory, config.num_host_pages + 1, layout.page_bytes
             )
-        self.kernels = f"{self._ops.describe()}; sampling {self._sampling_ops.name}"
+        self.notes = {"kernels": f"{self._ops.describe()}; sampling {self._sampling_ops.name}"}
         self.host_pages: HostPages | None = None
         self._limits = StepLimits(
             config.max_num_seqs,
@@ -139,7 +140,7 @@ class _Start:
             config.max_model_len,
             config.prompt_logprobs_chunk,
         )
-        log.info("Device: %s, %s; %s", config.device, config.dtype, self.kernels)
+        log.info("Device: %s, %s; %s", config.device, config.dtype, self.notes["kernels"])
 
     def load(self, checkpoint: Checkpoint) -> str:
         """Fill the model; how much it was."""
@@ -156,6 +157,7 @@ class _Start:
             self._measure(meter, memory)
         memory.release()
         use = meter.use()
+        self.notes["memory"] = str(use)
         log.info("Memory: %s", use)
         facts = replace(self._facts, gpus=(replace(gpu, use=use),))
         return resolve_measured(self._config, facts, self._spec)
@@ -273,6 +275,7 @@ class _Start:
             max_tokens=config.max_num_batched_tokens,
             depth=config.pipeline_depth,
             graphs=not config.enforce_eager,
+            max_graph_tokens=config.max_graph_tokens,
             host_pages=self.host_pages,
             prompt_logprobs_chunk=config.prompt_logprobs_chunk,
         )
