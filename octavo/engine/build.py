@@ -275,7 +275,6 @@ class _Start:
             max_tokens=config.max_num_batched_tokens,
             depth=config.pipeline_depth,
             graphs=not config.enforce_eager,
-            max_graph_tokens=config.max_graph_tokens,
             host_pages=self.host_pages,
             prompt_logprobs_chunk=config.prompt_logprobs_chunk,
         )
