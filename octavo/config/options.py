@@ -198,6 +198,13 @@ class Options:
     enforce_eager: bool = option(
         False, switch(), "Device and memory", "Capture no CUDA graphs: less memory, slower decoding"
     )
+    max_graph_tokens: int = option(
+        1024,
+        count(0),
+        "Device and memory",
+        "Tokens up to which steps that compute prompts are CUDA graphs, too (larger ones keep a "
+        "GPU busy without); 0: graphs for decoding alone",
+    )
     async_scheduling: bool = option(
         True, switch(), "Device and memory", "Plan the next step while a GPU computes this one"
     )

@@ -274,7 +274,7 @@ class _Start:
             hidden=(spec.hidden_size, self._dtype),
             max_tokens=config.max_num_batched_tokens,
             depth=config.pipeline_depth,
-            graphs=not config.enforce_eager,
+            max_graph_tokens=None if config.enforce_eager else config.max_graph_tokens,
             host_pages=self.host_pages,
             prompt_logprobs_chunk=config.prompt_logprobs_chunk,
         )

@@ -21,6 +21,13 @@ def graph_sizes(max_rows: int) -> list[int]:
     return [*(size for size in steps if size < top), top]
 
 
+def token_sizes(max_tokens: int) -> list[int]:
+    """Token counts of mixed steps that get a graph: in steps of 16 and, from 512 on, of 32, so that
+    padding is at most 6 % from 256 on; ``max_tokens`` is the last."""
+    steps = [*range(16, 512, 16), *range(512, max_tokens + 32, 32)]
+    return [*(size for size in steps if size < max_tokens), max_tokens] if max_tokens else []
+
+
 def distinct_sizes(sizes: Sequence[int]) -> list[int]:
     """Those of the ascending ``sizes`` that kernels may be compiled anew for: powers of two, each
     with the next larger one, and the last."""
@@ -32,24 +39,25 @@ def distinct_sizes(sizes: Sequence[int]) -> list[int]:
 
 
 class Graphs:
-    """Bodies for each of ``sizes``, captured on a GPU and called as they are elsewhere.
+    """Bodies by name and size, captured on a GPU and called as they are elsewhere.
 
     All graphs share one pool of memory: they never run at the same time, and what must outlive one
     lies outside. Capture the largest first, so that the others fit into its memory.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.sizes: list[int] = []  # ascending: those that can be run
+        self._sizes: dict[str, list[int]] = {}  # ascending
         self._bodies: dict[tuple[str, int], Body] = {}
         self._on_gpu = device.type == "cuda"
         if self._on_gpu:
             self._pool = torch.cuda.graph_pool_handle()
             self._stream = torch.cuda.Stream(device)
 
-    def size_for(self, rows: int) -> int | None:
-        """The smallest size that holds ``rows``; None: too many for a graph."""
-        at = bisect_left(self.sizes, rows)
-        return self.sizes[at] if at < len(self.sizes) else None
+    def size_for(self, name: str, count: int) -> int | None:
+        """The smallest size that holds ``count``; None: too many for a graph."""
+        sizes = self._sizes.get(name, [])
+        at = bisect_left(sizes, count)
+        return sizes[at] if at < len(sizes) else None
 
     def run(self, name: str, size: int) -> None:
         self._bodies[name, size]()
@@ -57,10 +65,7 @@ class Graphs:
     def capture(self, name: str, size: int, body: Body) -> None:
         """Runs ``body`` once to compile and load what it launches, then captures it."""
         self._bodies[name, size] = self._captured(body) if self._on_gpu else body
-
-    def ready(self, size: int) -> None:
-        """All bodies of this size have been captured."""
-        insort(self.sizes, size)
+        insort(self._sizes.setdefault(name, []), size)
 
     def _captured(self, body: Body) -> Body:
         self._stream.wait_stream(torch.cuda.current_stream())

@@ -1,14 +1,16 @@
 """OverlappedRunner: the runner of a GPU, whose steps are started before earlier ones have ended.
 
-A step of plain decodes is two graphs: the trunk up to the last hidden states, then head and
-sampler. Any other step runs the same code launch by launch. Sampled ids stay on the device
-for the next step and come back behind it.
+A step is two graphs: the trunk up to the hidden states that sample, of decodes alone or of mixed
+rows, then head and sampler. Steps of more tokens, whose launches cost nothing beside their work,
+run the same code launch by launch. Sampled ids stay on the device for the next step and come back
+behind it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -18,7 +20,7 @@ from torch import Tensor
 
 from octavo.core.plan import StepPlan, StepResult
 from octavo.runner.device import ON_DEVICE, DeviceState, StepInputs
-from octavo.runner.graphs import Graphs, distinct_sizes, graph_sizes
+from octavo.runner.graphs import Graphs, distinct_sizes, graph_sizes, token_sizes
 from octavo.runner.inputs import Rows, Samples, plan_rows
 from octavo.runner.runner import Model, Runner, add_ids
 from octavo.runner.sampler import Sampler, non_finite
@@ -27,7 +29,8 @@ from octavo.runner.swap import HostPages
 
 
 class OverlappedRunner(Runner):
-    """Up to ``depth`` launched plans may wait for their results. ``graphs=False`` captures none.
+    """Up to ``depth`` launched plans may wait for their results. Steps that compute prompts are
+    captured up to ``max_graph_tokens``; if that is None, no step is.
 
     Requests that bias, penalise or report log-probabilities are sampled by ``sampler``, which waits
     for the device; all others by the device alone.
@@ -46,7 +49,7 @@ class OverlappedRunner(Runner):
         hidden: tuple[int, torch.dtype],
         max_tokens: int,
         depth: int = 2,
-        graphs: bool = True,
+        max_graph_tokens: int | None = 0,
         host_pages: HostPages | None = None,
         prompt_logprobs_chunk: int = 256,
     ) -> None:
@@ -65,24 +68,37 @@ class OverlappedRunner(Runner):
         )  # fmt: skip
         self._last_hidden = torch.zeros(max_num_seqs, hidden[0], dtype=hidden[1], device=device)
         self._graphs = Graphs(device)
-        self._sizes = graph_sizes(max_num_seqs) if graphs else []
+        self._max_num_seqs = max_num_seqs
+        self._decode_sizes: list[int] = []
+        self._mixed_sizes: list[int] = []
+        if max_graph_tokens is not None:
+            self._decode_sizes = graph_sizes(max_num_seqs)
+            self._mixed_sizes = token_sizes(min(max_graph_tokens, max_tokens))
 
     def captures(self) -> list[Callable[[], None]]:
-        return [partial(self._capture, size) for size in reversed(self._sizes)]
+        """One of each family at a time, so that all but the first take about as much memory."""
+        pairs = zip_longest(reversed(self._decode_sizes), reversed(self._mixed_sizes))
+        return [partial(self._capture, decode, mixed) for decode, mixed in pairs]
 
     @torch.inference_mode()
     def rehearse(self) -> None:
-        for size in distinct_sizes(self._sizes):
+        for size in distinct_sizes(self._decode_sizes):
             self._stage_padding(size)
             self._head(size)
-            self._trunk(size)
+            self._decode(size)
+        for size in distinct_sizes(self._mixed_sizes):
+            self._stage_padding(size)
+            self._mixed(size)
 
     @torch.inference_mode()
-    def _capture(self, size: int) -> None:
-        self._stage_padding(size)
-        self._graphs.capture("head", size, partial(self._head, size))
-        self._graphs.capture("trunk", size, partial(self._trunk, size))
-        self._graphs.ready(size)
+    def _capture(self, decode: int | None, mixed: int | None) -> None:
+        if decode is not None:
+            self._stage_padding(decode)
+            self._graphs.capture("head", decode, partial(self._head, decode))
+            self._graphs.capture("decode", decode, partial(self._decode, decode))
+        if mixed is not None:
+            self._stage_padding(mixed)
+            self._graphs.capture("mixed", mixed, partial(self._mixed, mixed))
 
     def execute(self, plan: StepPlan) -> StepResult:
         return self.launch(plan)()
@@ -96,11 +112,7 @@ class OverlappedRunner(Runner):
         rows = plan_rows(plan)
         samples = Samples.of(rows)
         result = StepResult(plan.step)
-        size = self._decode_size(rows)
-        if size is not None:
-            self._stage(rows, samples, size, size)
-            self._graphs.run("trunk", size)
-        else:
+        if not self._replay(rows, samples):
             hidden = self._forward(rows, samples)
             if self._wants_prompt(rows):
                 result.prompt_logprobs = self._prompt_logprobs(rows, hidden)
@@ -124,12 +136,20 @@ class OverlappedRunner(Runner):
 
     # -- the trunk ----------------------------------------------------------------------------
 
-    def _decode_size(self, rows: Rows) -> int | None:
-        """The graph for these rows; None if a row has several tokens, or samples nothing."""
-        count = len(rows.slots)
-        if count != rows.ends[-1] or not rows.samples.all() or self._wants_prompt(rows):
-            return None
-        return self._graphs.size_for(count)
+    def _replay(self, rows: Rows, samples: Samples) -> bool:
+        """Run the graph of these rows; False: they have none."""
+        num_tokens = int(rows.ends[-1])
+        name = "decode" if num_tokens == len(samples.slots) else "mixed"
+        size = self._graphs.size_for(name, num_tokens)
+        if size is None or self._wants_prompt(rows):
+            return False
+        self._stage(rows, samples, self._num_rows(size), size)
+        self._graphs.run(name, size)
+        return True
+
+    def _num_rows(self, num_tokens: int) -> int:
+        """Rows of a graph of so many tokens."""
+        return min(num_tokens, self._max_num_seqs)
 
     def _wants_prompt(self, rows: Rows) -> bool:
         if not self._prompt_top:
@@ -150,11 +170,17 @@ class OverlappedRunner(Runner):
     def _stage_padding(self, size: int) -> None:
         none = np.zeros(0, np.int64)
         triple = (none, none, none)
-        self._steps.stage(triple, triple, np.zeros(0, np.int32), size, size)
+        self._steps.stage(triple, triple, np.zeros(0, np.int32), self._num_rows(size), size)
 
-    def _trunk(self, size: int) -> None:
+    def _decode(self, size: int) -> None:
         hidden = self._model.forward(self._steps.batch(size, size, 1))
         self._last_hidden[:size].copy_(hidden)
+
+    def _mixed(self, size: int) -> None:
+        num_rows = self._num_rows(size)
+        hidden = self._model.forward(self._steps.batch(num_rows, size, size))
+        chosen = hidden.index_select(0, self._steps.sample_tokens[:num_rows])
+        self._last_hidden[:num_rows].copy_(chosen)
 
     def _forward(self, rows: Rows, samples: Samples) -> Tensor:
         """Hidden states of all tokens if some of a prompt are asked for, else those that sample."""
@@ -168,7 +194,7 @@ class OverlappedRunner(Runner):
         else:
             # Padded to a graph's size: a product of another size may be a kernel that is yet to be
             # loaded, and loading waits for the device.
-            count = self._graphs.size_for(count) or count
+            count = self._graphs.size_for("head", count) or count
             batch.wanted = self._steps.wanted(batch, count)
             hidden = chosen = self._model.forward(batch)
         self._last_hidden[:count].copy_(chosen)
@@ -184,7 +210,7 @@ class OverlappedRunner(Runner):
 
     def _sample_plain(self, result: StepResult, samples: Samples) -> Callable[[], StepResult]:
         count = len(samples.slots)
-        size = self._graphs.size_for(count)
+        size = self._graphs.size_for("head", count)
         if size is None:
             self._head(count)
         else:

@@ -27,7 +27,7 @@ def make_runner(
     hidden: tuple[int, torch.dtype],
     max_tokens: int,
     depth: int,
-    graphs: bool,
+    max_graph_tokens: int | None,
     host_pages: HostPages | None,
     prompt_logprobs_chunk: int,
 ) -> Runner:
@@ -41,7 +41,8 @@ def make_runner(
 
     return OverlappedRunner(
         model, sampler, kv, windows, slots, hidden=hidden, max_tokens=max_tokens, depth=depth,
-        graphs=graphs, host_pages=host_pages, prompt_logprobs_chunk=prompt_logprobs_chunk,
+        max_graph_tokens=max_graph_tokens, host_pages=host_pages,
+        prompt_logprobs_chunk=prompt_logprobs_chunk,
     )  # fmt: skip
 
 

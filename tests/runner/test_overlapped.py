@@ -30,7 +30,7 @@ from octavo.ops.sampling.gpu import TritonSamplingOps
 from octavo.ops.sampling.reference import SamplingOps
 from octavo.ops.triton.backend import TritonOps
 from octavo.ops.triton.tiles import Card
-from octavo.runner.graphs import graph_sizes
+from octavo.runner.graphs import graph_sizes, token_sizes
 from octavo.runner.kv import allocate_kv
 from octavo.runner.overlapped import OverlappedRunner
 from octavo.runner.runner import Runner
@@ -64,7 +64,7 @@ def overlapped(num_pages: int, depth: int, graphs: bool = True) -> OverlappedRun
     runner = OverlappedRunner(
         **parts(TritonOps(Card.of(CPU)), TritonSamplingOps(), num_pages),
         hidden=(SPEC.hidden_size, torch.float32), max_tokens=MAX_TOKENS, depth=depth,
-        graphs=graphs,
+        max_graph_tokens=20 if graphs else None,
     )  # fmt: skip
     runner.capture(lambda share: None)
     return runner
@@ -118,6 +118,18 @@ def ids(found: dict[str, list[Delta]]) -> dict[str, list[int]]:
     return {name: [t for d in deltas for t in d.ids] for name, deltas in found.items()}
 
 
+def watch_graphs(runner: OverlappedRunner) -> set[str]:
+    """Names of the graphs that run from now on."""
+    names, run = set(), runner._graphs.run
+
+    def watched(name: str, size: int) -> None:
+        names.add(name)
+        run(name, size)
+
+    runner._graphs.run = watched  # type: ignore[method-assign]
+    return names
+
+
 @pytest.mark.parametrize(("depth", "graphs"), [(1, False), (2, True)])
 def test_ids_are_those_of_the_plain_runner(depth: int, graphs: bool) -> None:
     num_pages = 13
@@ -126,8 +138,10 @@ def test_ids_are_those_of_the_plain_runner(depth: int, graphs: bool) -> None:
     )
     runner = overlapped(num_pages, depth, graphs)
     executor = OverlappedExecutor(runner, depth) if depth > 1 else LocalExecutor(runner)
+    replayed = watch_graphs(runner)
     found = run(executor, num_pages, requests())
     assert ids(found) == ids(plain)
+    assert replayed == ({"decode", "mixed", "head"} if graphs else set())
     for name, deltas in found.items():
         assert deltas[-1].finish == plain[name][-1].finish
 
@@ -138,4 +152,14 @@ def test_graph_sizes() -> None:
     sizes = graph_sizes(512)
     assert sizes[:8] == [1, 2, 4, 8, 16, 24, 32, 40]
     assert sizes[-3:] == [448, 480, 512]
+    assert max(b - a for a, b in pairwise(sizes)) == 32
+
+
+def test_mixed_steps_are_padded_little() -> None:
+    assert token_sizes(0) == []
+    assert token_sizes(10) == [10]
+    assert token_sizes(40) == [16, 32, 40]
+    sizes = token_sizes(1000)
+    assert sizes[-1] == 1000
+    assert all(b - a <= 0.0626 * a for a, b in pairwise(sizes) if a >= 256)
     assert max(b - a for a, b in pairwise(sizes)) == 32
