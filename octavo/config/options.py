@@ -199,7 +199,7 @@ class Options:
         False, switch(), "Device and memory", "Capture no CUDA graphs: less memory, slower decoding"
     )
     max_graph_tokens: int = option(
-        1024,
+        512,
         count(0),
         "Device and memory",
         "Tokens up to which steps that compute prompts are CUDA graphs, too (larger ones keep a "

@@ -22,9 +22,9 @@ def graph_sizes(max_rows: int) -> list[int]:
 
 
 def token_sizes(max_tokens: int) -> list[int]:
-    """Token counts of mixed steps that get a graph: in steps of 16 and, from 512 on, of 32, so that
-    padding is at most 6 % from 256 on; ``max_tokens`` is the last."""
-    steps = [*range(16, 512, 16), *range(512, max_tokens + 32, 32)]
+    """Token counts of mixed steps that get a graph; ``max_tokens`` is the last. Padding is at most
+    6 % from 256 tokens on; fewer take about as long as 256."""
+    steps = [*range(32, 256, 32), *range(256, 512, 16), *range(512, max_tokens + 32, 32)]
     return [*(size for size in steps if size < max_tokens), max_tokens] if max_tokens else []
 
 

@@ -158,7 +158,7 @@ def test_graph_sizes() -> None:
 def test_mixed_steps_are_padded_little() -> None:
     assert token_sizes(0) == []
     assert token_sizes(10) == [10]
-    assert token_sizes(40) == [16, 32, 40]
+    assert token_sizes(70) == [32, 64, 70]
     sizes = token_sizes(1000)
     assert sizes[-1] == 1000
     assert all(b - a <= 0.0626 * a for a, b in pairwise(sizes) if a >= 256)
