@@ -228,16 +228,14 @@ class _Start:
         warm_up(runner, sampler, self._limits, progress=self._progress)
 
     def _taken_host_memory(self, num_pages: int) -> torch.Tensor | None:
-        """What was taken while the model was loaded, if it is enough for so many host pages."""
+        """What was taken while the model was loaded, if that is enough for so many host pages."""
         if self._host_memory is None:
             return None
         try:
             memory = self._host_memory.result()
         except RuntimeError as error:
-            raise StartupError(
-                f"The host cannot lock {self._config.swap_space / 2**30:.1f} GiB of memory for the "
-                f"GPU; lower --swap-space ({error})."
-            ) from error
+            log.warning("The --swap-space is taken in another way: locking it failed (%s)", error)
+            return None
         return memory if num_pages < len(memory) else None
 
     def _sampler(self) -> Sampler:
