@@ -209,7 +209,7 @@ class _Start:
         free = memory.free()
         runner.capture(partial(self._progress, "Capturing graphs"))
         log.info(
-            "Graphs: %d captured in %.1f s, %.2f GiB", len(runner.captures()),
+            "Graphs: captured in %.1f s, %.2f GiB",
             time.perf_counter() - start, (free - memory.free()) / 2**30,
         )  # fmt: skip
 
