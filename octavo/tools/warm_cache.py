@@ -14,8 +14,8 @@ from octavo.tools.local import ENGINE_GROUPS
 
 EPILOG = """\
 Give the flags of these groups that octavo serve will get: kernels depend on the model, its types
-and the sizes of a step. Weights are neither read nor downloaded. TRITON_CACHE_DIR says where a GPU's kernels are kept
-(default: ~/.triton/cache); what is there already is not compiled again."""
+and the sizes of a step. Weights are neither read nor downloaded. TRITON_CACHE_DIR says where a
+GPU's kernels are kept (default: ~/.triton/cache); what is there already is not compiled again."""
 
 
 def main(argv: Sequence[str]) -> int:
