@@ -16,14 +16,12 @@ from octavo.tools.simulate.outcome import Outcome
 from octavo.tools.simulate.simulator import Simulator
 from octavo.tools.simulate.trace import Trace
 
-# Five turnovers of the largest pool, a hundred of the smallest.
-NUM_REQUESTS = {8: 800, 32: 1000, 128: 1500, 1000: 5000}
+# Eight turnovers of the largest pool, a hundred of the smallest.
+NUM_REQUESTS = {8: 800, 32: 1000, 128: 1500, 1000: 8000}
 AFTER_SHIFT = 500  # ended requests of those after the shift
 MIN_SHIFTED = 700  # requests after the shift, so that so many end while others wait
 FACTORS = (0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.4, 1.7, 2.0)
 FIRST_FACTORS = (0.7, 1.0, 1.4)
-# The steady state: as many requests as the pool holds have ended, and 1.5 times as many are left.
-WARM_UP, LEFT_OUT = 1.0, 1.5
 
 Figures = dict[str, Any]
 
@@ -55,7 +53,7 @@ def measure(cell: Cell, seeds: Sequence[int]) -> list[Figures]:
         baseline = _at_each_ceiling(settings, trace, Setting.baseline)
         control = _run(first.control(seed), trace) if seed == seeds[0] else None
         fixed = _fixed_runs(cell, first, trace, factors)
-        factors = tuple({_best(cell, fixed, cost) for cost in COST_MODELS})
+        factors = tuple({_best(fixed, cost) for cost in COST_MODELS})
         figures += [
             _figures(cell, octavo[ratio], baseline[ratio], control, fixed, cost)
             | {"ratio": ratio, "cost": cost, "seed": seed}
@@ -95,7 +93,7 @@ def _fixed_runs(
     cost model, none of the two neighbouring factors is better."""
     runs = {factor: _run(setting.fixed(factor), trace) for factor in factors}
     for cost in COST_MODELS:
-        while missing := [f for f in _around(_best(cell, runs, cost)) if f not in runs]:
+        while missing := [f for f in _around(_best(runs, cost)) if f not in runs]:
             runs |= {factor: _run(setting.fixed(factor), trace) for factor in missing}
     return runs
 
@@ -105,8 +103,8 @@ def _around(factor: float) -> tuple[float, ...]:
     return FACTORS[max(0, index - 1) : index + 2]
 
 
-def _best(cell: Cell, runs: dict[float, Outcome], cost: str) -> float:
-    return max(runs, key=lambda factor: output_rate(cell, _priced(runs[factor], cost)))
+def _best(runs: dict[float, Outcome], cost: str) -> float:
+    return max(runs, key=lambda factor: _priced(runs[factor], cost).output_rate)
 
 
 def _priced(outcome: Outcome, cost: str) -> Outcome:
@@ -123,13 +121,13 @@ def _figures(
     fixed: dict[float, Outcome],
     cost: str,
 ) -> Figures:
-    factor = _best(cell, fixed, cost)
+    factor = _best(fixed, cost)
     best = _priced(fixed[factor], cost)
     octavo, baseline = _priced(octavo, cost), _priced(baseline, cost)
     figures = {
-        "rate": output_rate(cell, octavo) / output_rate(cell, best),
+        "rate": octavo.output_rate / best.output_rate,
         "gap": octavo.gap_percentile(99.9) / baseline.gap_percentile(99.9),
-        "referenced": mean_referenced(cell, octavo),
+        "referenced": mean_referenced(octavo),
         "best_factor": factor,
         "ended": octavo.num_finished / len(octavo.finish),
         "most_preemptions": int(octavo.preemptions.max()),
@@ -145,19 +143,6 @@ def _figures(
     return figures
 
 
-def steady_state(cell: Cell, outcome: Outcome) -> slice:
-    """Its steps. What was computed for requests that still run is about the same at both ends."""
-    ends = np.sort(outcome.last_step)
-    first = ends[int(WARM_UP * cell.held) - 1]
-    last = ends[cell.num_requests - int(LEFT_OUT * cell.held) - 1]
-    return slice(int(first), int(last) + 1)
-
-
-def output_rate(cell: Cell, outcome: Outcome) -> float:
-    """Tokens a second in the steady state."""
-    return _rate(outcome, steady_state(cell, outcome))
-
-
 def shift_rate(cell: Cell, outcome: Outcome) -> float:
     """Tokens a second from the first long request's admission until so many of them have ended.
 
@@ -170,10 +155,10 @@ def shift_rate(cell: Cell, outcome: Outcome) -> float:
     return _rate(outcome, slice(first, last + 1))
 
 
-def mean_referenced(cell: Cell, outcome: Outcome) -> float:
-    """Share of the pool that requests hold, averaged over the time of the steady state."""
-    window, steps = steady_state(cell, outcome), outcome.steps
-    held = np.average(steps.referenced[window], weights=steps.seconds[window])
+def mean_referenced(outcome: Outcome) -> float:
+    """Share of the pool that requests hold, averaged over time, as long as anybody waits."""
+    steps, saturated = outcome.steps, slice(0, int(outcome.first_join.max()) + 1)
+    held = np.average(steps.referenced[saturated], weights=steps.seconds[saturated])
     return float(held / outcome.num_usable)
 
 

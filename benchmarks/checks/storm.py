@@ -5,8 +5,8 @@ cost models, both ceilings and five seeds. The best fixed value (of requests at 
 found with hindsight for each seed and cost model; it, a baseline (admit when the prompt fits,
 preempt the newest) and Octavo keep 1 % of the pool free and reuse their own cached pages. The bad
 control (first seed only) preempts anyone and computes everything anew. All requests are there
-from the start. Rates and pool use are those of the steady state: from when as many requests
-have ended as the pool holds until 1.5 times as many are left; all else is counted over whole runs.
+from the start. Rates are those of whole runs, so that every policy has generated the same tokens;
+pool use is averaged over the time in which anybody waits.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 PRIOR_WEIGHT = 2.0  # pages' worth of belief in the prior at each length
-PRIOR_MEAN = 100.0  # pages: a first guess at the length of an answer …
+PRIOR_MEAN = 160.0  # pages: a first guess at the length of an answer …
 PRIOR_TAIL = 1.0  # … with a heavy tail: at age a, a chance of at most PRIOR_TAIL / a
-MEMORY = 400  # ended answers over which the estimate is taken
+MEMORY = 200  # expected ends over which the estimate is taken
 DRIFT_MEMORY = 48.0  # expected ends over which it is compared with what happens
 DRIFT_WEIGHT = 6.0
 MAX_DRIFT = 1.0
@@ -21,7 +21,8 @@ class LengthEstimate:
     An answer is at risk from the moment it reaches an age, and one that ends there has died. So
     those still running count, as censored ones, from their first page on. ``drift`` compares the
     ends of late with what the table expects: when answers get longer, ends stay away
-    long before the first long answer has ended.
+    long before the first long answer has ended. Time is counted in expected ends: where they stay
+    away, what was known of shorter answers is forgotten all the same.
     """
 
     def __init__(self, max_age: int) -> None:
@@ -43,13 +44,14 @@ class LengthEstimate:
         """A running answer has reached page ``age`` of its output, and may end there."""
         index = self._bins[age]
         self._risk[index] += self._weight
-        self._expected += self._hazard[index]
+        expected = self._hazard[index]
+        self._expected += expected
+        self._weight *= 1 + expected / MEMORY
 
     def ended(self, age: int) -> None:
         """An answer has ended in page ``age`` of its output."""
         self._deaths[self._bins[age]] += self._weight
         self._happened += 1.0
-        self._weight *= 1 + 1 / MEMORY
         if self._weight > 1e9:
             self._rescale()
 

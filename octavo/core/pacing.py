@@ -6,6 +6,10 @@ from dataclasses import dataclass
 
 from octavo.core.steptime import StepTimeFit
 
+# Beside answers under way, prompts take so many tokens of a step (still efficient on a GPU), or so
+# many for each answer: the fewer hear a long step, the less it matters.
+TOKENS_BESIDE = 1024
+TOKENS_BESIDE_EACH = 4
 STEADY_SHARE = 3.0  # of the prefill that a steady state needs: what prompts get under pressure
 MEMORY_STEPS = 256  # over which that need is measured
 FIRST_CHUNK = 64  # tokens a step, where there is an ITL target and the time of steps is not known
@@ -25,7 +29,7 @@ class Prompt:
 class PrefillPace:
     """Prompt tokens for the next step, beside its decode rows.
 
-    Under *pressure* (somebody waits for pages) requests can start only as others end, so prompts
+    While anybody decodes they are bounded, so that a full queue does not stall the answers. Under *pressure* (somebody waits for pages) requests can start only as others end, so prompts
     need no more than their steady rate; a little above it they arrive in time, and no step is much
     longer than the others. ``target_itl`` seconds bound the predicted step, whatever the pressure.
     ``target_ttft`` seconds lift the first bound, never the second, for the oldest prompt under way:
@@ -51,6 +55,7 @@ class PrefillPace:
         """
         if not rows:
             return budget
+        budget = min(budget, max(TOKENS_BESIDE, TOKENS_BESIDE_EACH * rows))
         if pressed:
             share = max(LEAST_CHUNK, int(STEADY_SHARE * self.need))
             if oldest is not None and self._must_hurry(oldest, share, rows, context):

@@ -90,8 +90,20 @@ def test_what_was_long_ago_is_forgotten() -> None:
     assert estimate.survival(PAGES)[10] > 0.9
 
 
+def test_short_answers_are_forgotten_while_nobody_ends() -> None:
+    """Time is counted in expected ends, so it goes on while long answers make them stay away."""
+    estimate = LengthEstimate(100)
+    answers(estimate, [3] * 2 * MEMORY)
+    for _ in range(2 * MEMORY):
+        for age in range(12):
+            estimate.entered(age)
+        estimate.refresh()
+    undrifted = np.cumprod(1 - np.array(estimate._hazard)[estimate._bin[:12]])
+    assert undrifted[-1] > 0.75  # counted in ends, of which there are none, it would be 0.69
+
+
 def test_a_long_run_changes_nothing_but_the_units() -> None:
-    """Weights grow by 1/MEMORY an end; before they are too large, all of them are divided."""
+    """Weights grow by 1/MEMORY an expected end; before they are too large, all of them are divided."""
     estimate = LengthEstimate(100)
     draw = np.random.default_rng(1)
     estimate._weight = 0.99e9

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from octavo.core.pacing import FIRST_CHUNK, LEAST_CHUNK, STEADY_SHARE, PrefillPace, Prompt
+from octavo.core.pacing import (
+    FIRST_CHUNK,
+    LEAST_CHUNK,
+    STEADY_SHARE,
+    TOKENS_BESIDE,
+    TOKENS_BESIDE_EACH,
+    PrefillPace,
+    Prompt,
+)
 from tests.fakes.loop import make_loop, request
 
 BUDGET = 2048
@@ -28,8 +36,12 @@ def tokens(pace: PrefillPace, *, pressed: bool = False, oldest: Prompt | None = 
     return pace.tokens(BUDGET, ROWS, CONTEXT, pressed, oldest)
 
 
-def test_prompts_get_all_that_is_left_without_pressure_and_targets() -> None:
-    assert tokens(shown(PrefillPace())) == BUDGET
+def test_beside_answers_prompts_get_a_bounded_share_of_a_step() -> None:
+    pace = shown(PrefillPace())
+    assert tokens(pace) == TOKENS_BESIDE < BUDGET
+    many = TOKENS_BESIDE  # answers
+    assert pace.tokens(10 * many, many, CONTEXT, False) == TOKENS_BESIDE_EACH * many
+    assert pace.tokens(100, ROWS, CONTEXT, False) == 100  # all that is left
 
 
 @pytest.mark.parametrize("pressed", [True, False])
@@ -44,7 +56,7 @@ def test_pressure_leaves_prompts_a_little_more_than_their_steady_need() -> None:
     for step in range(2000):
         pace.observe(400 if step % 4 == 0 else 0, ROWS, CONTEXT, 0.1)
     assert tokens(pace, pressed=True) == pytest.approx(STEADY_SHARE * 100, rel=0.05)
-    assert tokens(pace) == BUDGET
+    assert tokens(pace) == TOKENS_BESIDE
 
 
 def test_a_target_bounds_the_predicted_step() -> None:
@@ -73,13 +85,13 @@ def test_a_prompt_is_hurried_when_it_would_miss_the_target_at_the_steady_rate() 
     needs = steady_seconds(pace, 4000)
     early, late = (Prompt("p", TTFT - margin * needs, 4000) for margin in (1.5, 1.1))
     assert tokens(pace, pressed=True, oldest=early) == tokens(pace, pressed=True) < BUDGET
-    assert tokens(pace, pressed=True, oldest=late) == BUDGET
+    assert tokens(pace, pressed=True, oldest=late) == TOKENS_BESIDE
     assert tokens(shown(PrefillPace()), pressed=True, oldest=late) < BUDGET  # no target
 
 
 def test_who_is_hurried_stays_so_to_the_first_token_though_it_comes_too_late() -> None:
     pace = shown(PrefillPace(target_ttft=TTFT))
-    assert tokens(pace, pressed=True, oldest=Prompt("p", TTFT - 0.01, 4000)) == BUDGET
+    assert tokens(pace, pressed=True, oldest=Prompt("p", TTFT - 0.01, 4000)) == TOKENS_BESIDE
     assert tokens(pace, pressed=True, oldest=Prompt("p", TTFT + 9.0, 1000)) == 1000
 
 

@@ -67,7 +67,7 @@ def test_no_stream_waits_while_a_long_prompt_is_computed(
 ) -> None:
     streams = Streams(
         depth,
-        pool=PagePool(1000, 16, blocks),
+        pool=PagePool(8000, 16, blocks),
         policy=policy(),
         long_prefill_token_threshold=threshold,
     )
