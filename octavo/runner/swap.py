@@ -25,7 +25,9 @@ def locked_memory(num_pages: int, page_bytes: int) -> Tensor:
     """
     memory = torch.zeros(num_pages, page_bytes, dtype=torch.uint8)
     driver: Any = torch.cuda.cudart()
-    torch.cuda.check_error(int(driver.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)))
+    code = int(driver.cudaHostRegister(memory.data_ptr(), memory.nbytes, 0))
+    if code:
+        raise RuntimeError(f"cudaHostRegister of {memory.nbytes} bytes: CUDA error {code}")
     unlock = weakref.finalize(memory, driver.cudaHostUnregister, memory.data_ptr())
     unlock.atexit = False  # then the driver may be gone
     return memory
