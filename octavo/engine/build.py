@@ -108,7 +108,7 @@ class _Start:
                 self._facts = read_host_facts()
             if not self._facts.gpus:
                 raise StartupError("The NVIDIA GPU of this machine is no longer visible.")
-        with clock.part("device"):
+        with clock.part("device"), refused_without_memory("hold the weights"):
             self._ops = select_ops(
                 config.device,
                 self._dtype,
