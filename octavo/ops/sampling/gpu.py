@@ -75,7 +75,7 @@ class TritonSamplingOps(SamplingOps):
         sampling.race_kernel[(rows,)](
             logits, block_keys, block_ids, cuts, wanteds, params.temperature, params.min_p,
             params.seed, params.index, ids, status, blocks, leads, picked, size, num_blocks,
-            BITS=bits, BLOCK=BLOCK, TILE=min(self._tile, self._kept), KEPT=self._kept, WIDTH=width,
-            **self._race, **self._early,
+            BITS=bits, BLOCK=BLOCK, TILE=self._tile, RACED=min(self._tile, self._kept),
+            KEPT=self._kept, WIDTH=width, **self._race, **self._early,
         )  # fmt: skip
         return ids, status

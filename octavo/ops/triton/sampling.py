@@ -71,6 +71,12 @@ def _cuts_rank(top_k, size):
 
 
 @triton.jit
+def _inverse(temperature):
+    """Of a temperature above 0; finite, so that it times 0 is 0."""
+    return tl.minimum(1.0 / temperature, 1e300)
+
+
+@triton.jit
 def _store_masses(
     row, masses, first, num_blocks, size, temperature, BLOCK: tl.constexpr, BLOCKS: tl.constexpr
 ):
@@ -82,7 +88,7 @@ def _store_masses(
         x = tl.load(row + token, mask=token < size, other=float("-inf")).to(tl.float64)
         best = tl.max(x, 1)
         best = tl.where(best > float("-inf"), best, 0.0)
-        mass = tl.sum(tl.exp((x - best[:, None]) / temperature), 1)
+        mass = tl.sum(tl.exp((x - best[:, None]) * _inverse(temperature)), 1)
         tl.store(masses + block, mass, mask=block < num_blocks)
 
 
@@ -154,7 +160,7 @@ def _mass(
     mass = tl.zeros([TILE], tl.float64)
     for base in range(0, count * BLOCK, TILE):
         code, x = _load_codes(row, blocks, count, base, size, BITS, BLOCK, TILE)
-        weight = tl.exp((x.to(tl.float64) - top) / temperature)
+        weight = tl.exp((x.to(tl.float64) - top) * _inverse(temperature))
         mass += tl.where(code <= high, weight, 0.0)
     return tl.sum(mass, 0)
 
@@ -297,7 +303,7 @@ def cut_kernel(  # noqa: PLR0913
             else:
                 own = tl.load(masses + at, mask=block < num_blocks, other=0.0)
                 heaviest = _value(tl.maximum(block_key, lowest))
-                mass = tl.sum(own * tl.exp((heaviest - top) / temperature), 0)
+                mass = tl.sum(own * tl.exp((heaviest - top) * _inverse(temperature)), 0)
             wanted = mass * (top_p * _SLACK)
     tl.store(cuts + index, cut)
     tl.store(wanteds + index, wanted)
@@ -402,13 +408,15 @@ def _race(  # noqa: PLR0913
 def race_kernel(  # noqa: PLR0913
     logits, block_keys, block_ids, cuts, wanteds, temperatures, min_ps, seeds, indices, ids,
     statuses, blocks, leads, picked, size, num_blocks, BITS: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr, KEPT: tl.constexpr, WIDTH: tl.constexpr, EARLY: tl.constexpr,
+    TILE: tl.constexpr, RACED: tl.constexpr, KEPT: tl.constexpr, WIDTH: tl.constexpr,
+    EARLY: tl.constexpr,
 ):  # fmt: skip
     """The retained id of highest perturbed score, int64 [N], and the row's status, int8 [N].
 
     A row a program. A winner that those before it show to be past top_p's share is out, with all
-    after it, and the rest races again: so 1 - top_p of the rows race more than once. ``blocks``
-    int32 and ``leads`` fp64 [N, blocks], and ``picked`` int32 [N, KEPT] are its own to write to."""
+    after it, and the rest races again: so 1 - top_p of the rows race more than once. RACED ids are
+    raced at a time, TILE weighed. ``blocks`` int32 and ``leads`` fp64 [N, blocks], and ``picked``
+    int32 [N, KEPT] are its own to write to."""
     place = tl.program_id(0).to(tl.int64)
     begin(EARLY)
     temperature = tl.load(temperatures + place)
@@ -437,7 +445,7 @@ def race_kernel(  # noqa: PLR0913
             winner = _race(
                 row, block_keys, block_ids, num_blocks, blocks, leads + place * num_blocks,
                 picked + place * KEPT, size, high, least, top, temperature, seed, index,
-                BITS, BLOCK, TILE, KEPT, WIDTH,
+                BITS, BLOCK, RACED, KEPT, WIDTH,
             )  # fmt: skip
             before = tl.full([], -1.0, tl.float64)
             if wanted < float("inf"):
