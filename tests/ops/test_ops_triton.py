@@ -41,7 +41,7 @@ def small_tiles(programs: int = 1, rows: int = 32) -> CardTiles:
     many = Tile(rows=rows, tokens=32, warps=4, ahead=1, programs=programs)
     few = Tile(rows=16, tokens=16, warps=1, ahead=1, programs=programs)
     plain = AttentionTiles({256: few}, {256: many}, {256: many})
-    wider = AttentionTiles({256: replace(few, tokens=32)}, {256: many}, {256: many})
+    wider = AttentionTiles({256: replace(few, rows=8, tokens=32)}, {256: many}, {256: many})
     return replace(H200, plain=plain, fp8=wider)
 
 
@@ -168,8 +168,15 @@ def test_few_units_of_many_queries_are_split_over_programs() -> None:
     assert_attends([(60, 20), (0, 9)], ops=ops, window=30)
 
 
-def test_large_units_meet_whole_tiles_without_a_mask() -> None:
-    assert_attends([(70, 30), (0, 40)], ops=TritonOps(CARD, tiles=small_tiles(rows=64)))
+@pytest.mark.parametrize("in_fp8", [False, True])
+def test_large_units_meet_whole_tiles_without_a_mask(in_fp8: bool) -> None:
+    ops = TritonOps(CARD, tiles=small_tiles(rows=64))
+    assert_attends([(70, 30), (0, 40)], ops=ops, in_fp8=in_fp8)
+
+
+def test_large_units_in_fp8_behind_a_window() -> None:
+    ops = TritonOps(CARD, tiles=small_tiles(rows=64))
+    assert_attends([(70, 30), (0, 40)], (6, 2, 32), window=20, soft_cap=5.0, ops=ops, in_fp8=True)
 
 
 def test_attend_leaves_padding_alone_and_skips_empty_rows() -> None:

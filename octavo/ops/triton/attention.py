@@ -51,7 +51,9 @@ def _attend_tiles(  # noqa: PLR0913
             score = soft_cap * tanh(score * (scale / soft_cap))
             factor = LOG2E
         if MASK:
-            score = hide(score, token, seen, position, window, TOKENS, WINDOW)
+            score = hide(
+                score, token[None, :], seen[None, :], position[:, None], window, TOKENS, WINDOW
+            )
         new_top = tl.maximum(top, tl.max(score, 1) * factor)
         weight = tl.exp2(score * factor - new_top[:, None])
         shrink = tl.exp2(top - new_top)
@@ -83,19 +85,24 @@ def _attend_run(  # noqa: PLR0913
     total = tl.zeros([ROWS], tl.float32)
     masked_from = first_tile
     if FP8:
-        q = attention_fp8.load_queries(queries, at, real, WIDTH, DIM)
+        FLIPPED: tl.constexpr = ROWS < 64
+        if FLIPPED:
+            acc = tl.zeros([WIDTH, ROWS], tl.float32)
+        q = attention_fp8.load_queries(queries, at, real, WIDTH, DIM, FLIPPED)
         if not WINDOW:  # tiles that every query sees whole come first, unmasked
             masked_from = tl.minimum(tl.maximum((start + 1) // TILE, first_tile), last_tile)
             acc, top, total = attention_fp8.attend_tiles(
                 q, acc, top, total, first_tile, masked_from, low, high, position, keys, table,
                 scale, soft_cap, window, False, TOKENS, TILE, PAGE, DIM, PAGE_STRIDE,
-                VALUES_STRIDE, WINDOW, SOFT_CAP, PRECISION, FP8,
+                VALUES_STRIDE, WINDOW, SOFT_CAP, PRECISION, FP8, FLIPPED,
             )  # fmt: skip
         acc, top, total = attention_fp8.attend_tiles(
             q, acc, top, total, masked_from, last_tile, low, high, position, keys, table, scale,
             soft_cap, window, True, TOKENS, TILE, PAGE, DIM, PAGE_STRIDE, VALUES_STRIDE, WINDOW,
-            SOFT_CAP, PRECISION, FP8,
+            SOFT_CAP, PRECISION, FP8, FLIPPED,
         )  # fmt: skip
+        if FLIPPED:
+            acc = tl.trans(acc)
         acc *= fp8.UNIT[FP8]
     else:
         d = tl.arange(0, WIDTH)

@@ -1,7 +1,10 @@
 """e4m3 codes and fp16 scales in kernels: see :mod:`octavo.ops.fp8` for what they mean.
 
-In a page of Triton's, values are words of four tokens: 4 rows of D words for 16 tokens, the j-th of
-tokens 2j, 2j + 1, 2j + 8 and 2j + 9. All else is in the order of :mod:`octavo.ops.fp8`.
+In a page of Triton's, the codes of a head are words of four, in chunks of 16 tokens. A word of keys
+is four neighbouring features; of values, tokens 2j, 2j + 1, 2j + 8 and 2j + 9. Words are in groups
+of eight, the reach of a tensor core: a chunk of keys is [D / 32][slot of a token][8], slots being
+tokens 0, 2, 4, 6, 1, 3, 5, 7 and the same plus 8; a chunk of values is [D / 8][j][8]. Where 32
+does not divide D, keys are one group. Scales are in the order of :mod:`octavo.ops.fp8`.
 """
 
 from __future__ import annotations
@@ -27,21 +30,35 @@ _PHASES, _STEP = tl.constexpr(PHASES), tl.constexpr(1 / PHASES)
 _SMALLEST_SCALE, _LARGEST_SCALE = tl.constexpr(2.0**-24), tl.constexpr(65504.0)
 
 
+@triton.constexpr_function
+def key_groups(dim: int) -> int:
+    """Groups of words in a token's keys."""
+    return dim // 32 if dim % 32 == 0 else 1
+
+
 def ordered(kv_pages: Tensor, page_size: int) -> Tensor:
     """A copy of pages [P, L, 2, K, bytes] in the order of the reference, in that of the kernels."""
     pages = kv_pages.clone()
-    codes, _ = page_views(pages[:, :, 1], page_size)
-    words = codes.unflatten(-2, (-1, 2, 4, 2)).permute(0, 1, 2, 3, 5, 7, 4, 6)
-    codes.copy_(words.reshape(codes.shape))
+    codes, _ = page_views(pages, page_size)
+    keys, values = codes[:, :, 0], codes[:, :, 1]
+    tokens = (-1, 2, 4, 2)  # chunk, half, j, last bit
+    x = keys.unflatten(-1, (key_groups(keys.shape[-1]), -1)).unflatten(-3, tokens)
+    keys.copy_(x.permute(0, 1, 2, 3, 7, 4, 6, 5, 8).reshape(keys.shape))
+    x = values.unflatten(-1, (-1, 8)).unflatten(-3, tokens)
+    values.copy_(x.permute(0, 1, 2, 3, 7, 5, 8, 4, 6).reshape(values.shape))
     return pages
 
 
 def restored(kv_pages: Tensor, page_size: int) -> Tensor:
     """What :func:`ordered` was given."""
     pages = kv_pages.clone()
-    codes, _ = page_views(pages[:, :, 1], page_size)
-    words = codes.reshape(*codes.shape[:3], -1, 4, codes.shape[-1], 2, 2)
-    codes.copy_(words.permute(0, 1, 2, 3, 6, 4, 7, 5).reshape(codes.shape))
+    codes, _ = page_views(pages, page_size)
+    keys, values = codes[:, :, 0], codes[:, :, 1]
+    *rest, dim = keys.shape[:3] + keys.shape[-1:]
+    x = keys.reshape(*rest, -1, key_groups(dim), 2, 2, 4, dim // key_groups(dim))
+    keys.copy_(x.permute(0, 1, 2, 3, 5, 7, 6, 4, 8).reshape(keys.shape))
+    x = values.reshape(*rest, -1, dim // 8, 4, 8, 2, 2)
+    values.copy_(x.permute(0, 1, 2, 3, 7, 5, 8, 4, 6).reshape(values.shape))
     return pages
 
 
@@ -97,9 +114,17 @@ def scale_place(codes):
 
 
 @triton.jit
+def key_place(offset, d, DIM: tl.constexpr):
+    """Where feature ``d`` of the keys of a page's token ``offset`` is among the head's bytes."""
+    SIZE: tl.constexpr = DIM // key_groups(DIM)
+    slot = offset % 16 // 8 * 8 + offset % 2 * 4 + offset % 8 // 2
+    return offset // 16 * (16 * DIM) + d // SIZE * (16 * SIZE) + slot * SIZE + d % SIZE
+
+
+@triton.jit
 def value_place(offset, d, DIM: tl.constexpr):
-    """Where feature ``d`` of the values of a page's token ``offset`` is among the head's bytes."""
-    word = (offset // 16 * 4 + offset % 8 // 2) * DIM + d
+    """The same for values."""
+    word = offset // 16 * (4 * DIM) + d // 8 * 32 + offset % 8 // 2 * 8 + d % 8
     return word * 4 + offset % 16 // 8 * 2 + offset % 2
 
 

@@ -87,8 +87,9 @@ def rope_kernel(  # noqa: PLR0913
                 q_out.dtype.element_ty, GROUP, DIM, NORM_Q,
             )  # fmt: skip
             codes, scales = fp8.quantize(y, tl.where(is_k[:, None], weights, 1.0), FP8)
-            in_head = tl.where(is_v[:, None], fp8.value_place(offset, d, DIM)[None, :],
-                               offset * DIM + d[None, :])  # fmt: skip
+            in_head = tl.where(
+                is_v[:, None], fp8.value_place(offset, d, DIM), fp8.key_place(offset, d, DIM)
+            )
             tl.store(place + slot[:, None] + in_head, codes, mask=written)
             scale_at = fp8.scale_place(place + slot + PAGE * DIM) + offset
             tl.store(scale_at, scales, mask=is_k | is_v)

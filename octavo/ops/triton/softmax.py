@@ -46,10 +46,11 @@ def load_pages(table, token, seen, PAGE: tl.constexpr, STRIDE: tl.constexpr, MAS
 
 @triton.jit
 def hide(score, token, seen, position, window, TOKENS: tl.constexpr, WINDOW: tl.constexpr):
-    """Scores [rows, TILE], but -inf of what is not ``seen`` by any query, or not by the row's."""
-    visible = seen[None, :]
+    """Scores, but -inf of tokens that are not ``seen`` by any query, or not by that of their row,
+    at ``position``; all broadcast to the scores."""
+    visible = seen
     if TOKENS > 1:
-        visible = visible & (token[None, :] <= position[:, None])
+        visible = visible & (token <= position)
         if WINDOW:
-            visible &= token[None, :] > position[:, None] - window
+            visible &= token > position - window
     return tl.where(visible, score, float("-inf"))

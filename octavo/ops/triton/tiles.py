@@ -138,8 +138,8 @@ H200 = CardTiles(
     ),
     fp8=AttentionTiles(
         few={
-            128: Tile(rows=16, tokens=64, warps=1, ahead=1, programs=8),
-            256: Tile(rows=16, tokens=64, warps=2, ahead=1, programs=4),
+            128: Tile(rows=8, tokens=64, warps=2, ahead=1, programs=6, registers=128),
+            256: Tile(rows=8, tokens=64, warps=4, ahead=1, programs=3),
         },
         many={
             128: Tile(rows=128, tokens=64, warps=8, ahead=1, programs=64, registers=128),
