@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu_timeline --out DIR [--models …] [--work W4,W1] [--device cpu --tiny]
 
-The first run of a workload times the calls of every step on the host; the second one profiles a few
+The first runs of a workload time the calls of every step on the host; the last one profiles a few
 spans of steps. A kernel that starts early waits for its predecessor, so durations overlap: its
 *wall* is the time in which it is, of all that run, the first to end. Walls and gaps add up to the
 span. Figures go to ``DIR/gpu_timeline.json``.
@@ -186,19 +186,24 @@ def show(title: str, span: dict[str, Any]) -> None:
     print(flush=True)
 
 
-def measure(bench: Bench, work: str, tiny: bool, on_gpu: bool) -> dict[str, Any]:
+def measure(bench: Bench, work: str, tiny: bool) -> dict[str, Any]:
     ins, outs, values = workloads(tiny)[work]
     marks = Marks()
     with marks.watch(bench.llm):
         seconds = bench.run(ins, outs, values)
     row = {"seconds": seconds, "output_tok_s": sum(outs) / seconds, "host": marks.summary()}
     print(work, json.dumps(row), flush=True)
+    return row
+
+
+def profile(bench: Bench, work: str, tiny: bool, on_gpu: bool) -> dict[str, Any]:
+    ins, outs, values = workloads(tiny)[work]
     spans = Spans(TINY_SPANS if tiny else SPANS.get(work, ((0, 8),)), on_gpu)
     with spans.watch(bench.llm._loop):
-        row["profiled_seconds"] = bench.run(ins, outs, values)
+        seconds = bench.run(ins, outs, values)
     for title, span in spans.found.items():
         show(f"{work}, {title}", span)
-    return {**row, "spans": spans.found}
+    return {"profiled_seconds": seconds, "spans": spans.found}
 
 
 def main() -> None:
@@ -208,6 +213,8 @@ def main() -> None:
     parser.add_argument("--tiny", action="store_true")
     parser.add_argument("--models", default="llama3-8b")
     parser.add_argument("--work", default="W4,W1")
+    parser.add_argument("--reps", type=int, default=1)
+    parser.add_argument("--skip-profile", action="store_true")
     parser.add_argument("--options", type=json.loads, default={}, help="of the engine, as JSON")
     args = parser.parse_args()
     report: dict[str, Any] = {}
@@ -216,7 +223,10 @@ def main() -> None:
         report[name] = {"start_s": bench.start_s, "warm_s": bench.warm()}
         print(name, report[name], flush=True)
         for work in args.work.split(","):
-            report[name][work] = measure(bench, work, args.tiny, args.device == "cuda")
+            report[name][work] = [measure(bench, work, args.tiny) for _ in range(args.reps)]
+            if not args.skip_profile:
+                found = profile(bench, work, args.tiny, args.device == "cuda")
+                report[name][f"{work} profiled"] = found
             (args.out / "gpu_timeline.json").write_text(json.dumps(report, indent=1))
         bench.llm.close()
 
