@@ -124,9 +124,9 @@ def attend_tiles(  # noqa: PLR0913
 
 
 # A token's place among 32 is five bits: c its chunk, h (of 8), j (two bits) and i (the last).
-# Tensor cores spread three bits of a row over lanes and keep the others in a thread, where the four of a
-# word must be: so flipped scores are in the order (h, i, c, j), others in their own, (c, h, j, i).
-# Values are in the order (j, c), for each word.
+# Tensor cores spread three bits of a row over lanes and keep the others in a thread, where the
+# four of a word must be: so flipped scores are in the order (h, i, c, j), others in their own,
+# (c, h, j, i). Values are in the order (j, c), for each word.
 
 
 @triton.jit
