@@ -103,7 +103,7 @@ def test_short_answers_are_forgotten_while_nobody_ends() -> None:
 
 
 def test_a_long_run_changes_nothing_but_the_units() -> None:
-    """Weights grow by 1/MEMORY an expected end; before they are too large, all of them are divided."""
+    """Weights grow by 1/MEMORY an expected end; all of them are divided in time."""
     estimate = LengthEstimate(100)
     draw = np.random.default_rng(1)
     estimate._weight = 0.99e9
