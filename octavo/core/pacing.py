@@ -8,7 +8,7 @@ from octavo.core.steptime import StepTimeFit
 
 # Beside answers under way, prompts take so many tokens of a step (still efficient on a GPU), or so
 # many for each answer: the fewer hear a long step, the less it matters.
-TOKENS_BESIDE = 1024
+TOKENS_BESIDE = 2048
 TOKENS_BESIDE_EACH = 4
 STEADY_SHARE = 3.0  # of the prefill that a steady state needs: what prompts get under pressure
 MEMORY_STEPS = 256  # over which that need is measured
@@ -33,7 +33,7 @@ class PrefillPace:
     *pressure* (somebody waits for pages) requests can start only as others end, so prompts need no
     more than their steady rate; a little above it they arrive in time, and no step is much longer
     than the others. ``target_itl`` seconds bound the predicted step, whatever the pressure.
-    ``target_ttft`` seconds lift the first bound, never the second, for the oldest prompt under way:
+    ``target_ttft`` seconds lift the bound of pressure, and no other, for the oldest prompt under way:
     once it would come too late at the steady rate, and then until its first token. One that is
     too late before it begins is not hurried: in an overload that would be all of them.
     """

@@ -15,7 +15,7 @@ from octavo.core.pacing import (
 )
 from tests.fakes.loop import make_loop, request
 
-BUDGET = 2048
+BUDGET = 2 * TOKENS_BESIDE
 ROWS, CONTEXT = 10, 1000
 
 
