@@ -33,8 +33,8 @@ class PrefillPace:
     *pressure* (somebody waits for pages) requests can start only as others end, so prompts need no
     more than their steady rate; a little above it they arrive in time, and no step is much longer
     than the others. ``target_itl`` seconds bound the predicted step, whatever the pressure.
-    ``target_ttft`` seconds lift the bound of pressure, and no other, for the oldest prompt under way:
-    once it would come too late at the steady rate, and then until its first token. One that is
+    ``target_ttft`` seconds lift the bound of pressure, and no other, for the oldest prompt under
+    way: once it would come too late at the steady rate, and then until its first token. One that is
     too late before it begins is not hurried: in an overload that would be all of them.
     """
 
