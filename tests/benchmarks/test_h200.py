@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 import subprocess
 import sys
 import time
@@ -17,8 +18,10 @@ from benchmarks import h200
 from benchmarks.gpu_probes import PlanRecorder, SyncCounter, closed_loop, probed, replay
 from benchmarks.h200_mixed import summarise_mix
 from benchmarks.h200_results import latest_rows, new_run, read_runs, write_runs
-from benchmarks.h200_served import write_tokenizer
+from benchmarks.h200_served import UNCHUNKED_PATH, write_tokenizer
 from benchmarks.h200_table import PARTS, ROWS
+from octavo.core import pacing
+from octavo.core.pacing import PrefillPace
 from octavo.core.pages import BlockSpec, CacheLayout, PagePool
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.request import Request, Sampling
@@ -30,6 +33,15 @@ from octavo.tools.bench.client import Outcome, Record
 from tests.fakes.runner import FakeWorker
 
 # ---- W6
+
+
+def test_without_chunks_a_prompt_is_computed_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the module that such a server finds on its path."""
+    before = PrefillPace().tokens(20_000, rows=8, context=4000, pressed=False)
+    monkeypatch.setattr(pacing, "TOKENS_BESIDE", pacing.TOKENS_BESIDE)  # undone afterwards
+    runpy.run_path(str(UNCHUNKED_PATH / "sitecustomize.py"))
+    after = PrefillPace().tokens(20_000, rows=8, context=4000, pressed=False)
+    assert before < 16_000 < after
 
 
 def record(ttft_s: float, gaps_s: list[float], error: str | None = None) -> Record:
