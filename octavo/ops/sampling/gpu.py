@@ -9,7 +9,8 @@ import triton
 from torch import Tensor
 
 from octavo.ops.sampling.reference import BLOCK, DrawParams, SamplingOps
-from octavo.ops.triton import sampling
+from octavo.ops.triton.cut import cut_kernel, scan_kernel
+from octavo.ops.triton.race import race_kernel
 
 _SCANNED = 16  # blocks a program of the first pass
 _TILE = 2048  # ids at a time of the search for a cut
@@ -63,16 +64,16 @@ class TritonSamplingOps(SamplingOps):
         status = torch.empty(rows, dtype=torch.int8, device=device)
         if not rows:
             return ids, status
-        sampling.scan_kernel[(rows, triton.cdiv(num_blocks, _SCANNED))](
+        scan_kernel[(rows, triton.cdiv(num_blocks, _SCANNED))](
             logits, params.temperature, params.top_k, params.top_p, block_keys, block_ids, masses,
             size, num_blocks, BLOCK=BLOCK, BLOCKS=_SCANNED, num_warps=4, **self._early,
         )  # fmt: skip
-        sampling.cut_kernel[(rows,)](
+        cut_kernel[(rows,)](
             logits, block_keys, masses, params.temperature, params.top_k, params.top_p, blocks,
             codes, cuts, wanteds, size, num_blocks, BITS=bits, BLOCK=BLOCK, TILE=self._tile,
             KEPT=self._kept, WIDTH=width, num_warps=_WARPS, **self._early,
         )  # fmt: skip
-        sampling.race_kernel[(rows,)](
+        race_kernel[(rows,)](
             logits, block_keys, block_ids, cuts, wanteds, params.temperature, params.min_p,
             params.seed, params.index, ids, status, blocks, leads, picked, size, num_blocks,
             BITS=bits, BLOCK=BLOCK, TILE=self._tile, RACED=min(self._tile, self._kept),
