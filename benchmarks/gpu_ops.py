@@ -51,6 +51,12 @@ MANY = (
     (128, 64, 8, 1, 128), (128, 32, 8, 1, 128), (64, 64, 4, 1, 0), (128, 128, 8, 1, 0),
     (128, 64, 8, 2, 0), (128, 64, 8, 1, 0),
 )  # fmt: skip
+FEW_FP8 = (
+    (64, 1, 1, 168), (64, 2, 1, 128), (64, 2, 2, 128), (64, 4, 1, 128), (128, 2, 1, 168),
+)  # fmt: skip
+MANY_FP8 = (
+    (128, 64, 8, 1, 128), (128, 64, 8, 1, 168), (128, 128, 8, 1, 0), (64, 64, 4, 1, 168),
+)  # fmt: skip
 IN_FP8 = {"8b fp8": replace(LLAMA_8B, in_fp8=True)} | {
     f"{name} fp8": replace(OTHERS[name], in_fp8=True)
     for name in ("8b page 64", "size 64", "size 256")
@@ -66,12 +72,15 @@ ROWS = [
 ]
 
 
-def few_tiles(programs: Iterable[int]) -> list[Tile]:
+def few_tiles(programs: Iterable[int], in_fp8: bool = False) -> list[Tile]:
+    if in_fp8:
+        return [Tile(8, *shape, n, registers=r) for *shape, r in FEW_FP8 for n in programs]
     return [Tile(16, *shape, n) for shape in FEW for n in programs]
 
 
-def many_tiles(programs: Iterable[int]) -> list[Tile]:
-    return [Tile(*shape, n, registers=r) for *shape, r in MANY for n in programs]
+def many_tiles(programs: Iterable[int], in_fp8: bool = False) -> list[Tile]:
+    shapes = MANY_FP8 if in_fp8 else MANY
+    return [Tile(*shape, n, registers=r) for *shape, r in shapes for n in programs]
 
 
 def show(rows: list[Record]) -> None:
@@ -111,10 +120,12 @@ def jobs_of(only: list[str]) -> Iterator[Callable[[], Iterable[Record]]]:
             yield from attention_checks(ops)
     if DRY:
         return
-    for tile in few_tiles([1]) if "decode" in only else ():
-        yield lambda t=tile: compile_variant(LLAMA_8B, ops_with(few=t), [(1, 100)])
-    for tile in many_tiles([1]) if "prefill" in only else ():
-        yield lambda t=tile: compile_variant(LLAMA_8B, ops_with(many=t), [(70, 100)] * 99)
+    in_fp8 = "fp8" in only
+    varied = IN_FP8["8b fp8"] if in_fp8 else LLAMA_8B
+    for tile in few_tiles([1], in_fp8) if "decode" in only else ():
+        yield lambda t=tile: compile_variant(varied, ops_with(few=t), [(1, 100)])
+    for tile in many_tiles([1], in_fp8) if "prefill" in only else ():
+        yield lambda t=tile: compile_variant(varied, ops_with(many=t), [(70, 100)] * 99)
     shapes = [LLAMA_8B, *OTHERS.values()] if "committed" in only else []
     for shape in shapes + (list(IN_FP8.values()) if "fp8" in only else []):
         for rows in ([(1, 100)], [(9, 100)], [(70, 100)] * 99):
@@ -185,12 +196,13 @@ class Report:
 def time_variants(report: Report, shape: Shape, only: list[str]) -> None:
     pool, kind = Pool(shape), " fp8" * shape.in_fp8
     if "decode" in only:
-        rows = time_decode(pool, few_tiles((1, 2) if DRY else (2, 4, 6, 8)))
+        programs = (1, 2) if DRY else (4, 6, 8, 12) if shape.in_fp8 else (2, 4, 6, 8)
+        rows = time_decode(pool, few_tiles(programs, shape.in_fp8))
         rows = report.add(f"decode{kind}", rows)
         show(best(rows, 3))
         print(*robust(rows), sep="\n")
     if "prefill" in only:
-        rows = time_prefill(pool, many_tiles((1,) if DRY else (1, 4, 64)))
+        rows = time_prefill(pool, many_tiles((1,) if DRY else (1, 4, 64), shape.in_fp8))
         rows = report.add(f"prefill{kind}", rows)
         show(best(rows, 3))
         print(*robust(rows), sep="\n")

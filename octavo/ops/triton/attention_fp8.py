@@ -20,7 +20,7 @@ import triton
 import triton.language as tl
 
 from octavo.ops.triton import fp8
-from octavo.ops.triton.softmax import LOG2E, hide, load_pages, tanh
+from octavo.ops.triton.softmax import LOG2E, hide, load_pages, load_rows, tanh
 
 _LIFT = tl.constexpr(14.0)
 _LARGEST = tl.constexpr(65504.0)
@@ -61,7 +61,9 @@ def attend_tiles(  # noqa: PLR0913
     AXIS: tl.constexpr = 1 if FLIPPED else 0
     WIDTH: tl.constexpr = acc.shape[1 - AXIS]
     chunk = 16 * tl.arange(0, TILE // 16)
-    for tile in tl.range(first_tile, last_tile):
+    # Masked tiles of a unit are few: loaded ahead, they would take as much shared memory as all
+    # others, and fewer programs would fit.
+    for tile in tl.range(first_tile, last_tile, num_stages=1 if MASK and not WINDOW else None):
         start = tile * TILE
         token = start + _columns(TILE, FLIPPED)
         seen = token < high
@@ -71,8 +73,8 @@ def attend_tiles(  # noqa: PLR0913
             seen &= token >= low
             page_seen &= page + 15 >= low
         head = keys + load_pages(table, page, page_seen, PAGE, PAGE_STRIDE, MASK)
-        codes = _load_keys(head + page % PAGE * DIM, page, low, high, WIDTH, DIM, MASK, WINDOW)
-        k = fp8.numbers(_key_rows(codes, FLIPPED), q[0].dtype, FP8)
+        codes = _load_chunks(head + page % PAGE * DIM, page_seen, WIDTH, DIM, MASK)
+        k = fp8.numbers(_key_rows(codes, DIM, FLIPPED), q[0].dtype, FP8)
         score = tl.zeros([TILE, top.shape[0]] if FLIPPED else [top.shape[0], TILE], tl.float32)
         for i in tl.static_range(4):
             if FLIPPED:
@@ -108,9 +110,8 @@ def attend_tiles(  # noqa: PLR0913
         fraction = (of_values * inverse).to(q[0].dtype)
         weight = weight.to(q[0].dtype) * tl.expand_dims(fraction, AXIS)
         w = _quarters(weight, FLIPPED)
-        codes = _load_values(
-            head + VALUES_STRIDE + page % PAGE * DIM, page_seen, WIDTH, DIM, MASK
-        )  # fmt: skip
+        at = head + VALUES_STRIDE + page % PAGE * DIM
+        codes = _value_rows(_load_chunks(at, page_seen, WIDTH, DIM, MASK))
         if MASK:
             codes &= _kept(start, low, high, TILE, WINDOW)[:, None]
         v = fp8.numbers(tl.trans(codes) if FLIPPED else codes, q[0].dtype, FP8)
@@ -139,60 +140,33 @@ def _columns(TILE: tl.constexpr, FLIPPED: tl.constexpr):
 
 
 @triton.jit
-def _load_keys(
-    at, page, low, high, WIDTH: tl.constexpr, DIM: tl.constexpr, MASK: tl.constexpr,
-    WINDOW: tl.constexpr,
-):  # fmt: skip
-    """Words [chunks, groups, slot of 16, word of a group] of the chunks at ``at``."""
-    GROUPS: tl.constexpr = fp8.key_groups(DIM)
-    SIZE: tl.constexpr = DIM // 4 // GROUPS
-    WORDS: tl.constexpr = WIDTH // 4 if GROUPS == 1 else SIZE
-    group, slot = tl.arange(0, WIDTH // 4 // WORDS), tl.arange(0, 16)
-    word = tl.arange(0, WORDS)
-    place = (group * (16 * SIZE))[:, None, None] + (slot * SIZE)[None, :, None]
-    at = fp8.words(at)[:, None, None, None] + (place + word[None, None, :])[None, :, :, :]
-    there = (group < GROUPS)[None, :, None, None] & (word < SIZE)[None, None, None, :]
-    if MASK:
-        token = page[:, None] + (slot // 8 * 8 + slot % 4 * 2 + slot % 8 // 4)[None, :]
-        seen = token < high
-        if WINDOW:
-            seen &= token >= low
-        x = tl.load(at, mask=there & seen[:, None, :, None], other=0)
-    elif WIDTH != DIM:
-        x = tl.load(at, mask=there, other=0)
-    else:
-        x = tl.load(at)
-    return x
+def _load_chunks(at, seen, WIDTH: tl.constexpr, DIM: tl.constexpr, MASK: tl.constexpr):
+    """Words [chunks, 4 · WIDTH] of the chunks at ``at``, as they lie in memory: whole rows of a
+    cache. Some are of tokens that nobody sees: such scores are hidden, such values masked out."""
+    word = tl.arange(0, 4 * WIDTH)
+    at = fp8.words(at)[:, None] + word[None, :]
+    return load_rows(at, seen, 4 * DIM, MASK)
 
 
 @triton.jit
-def _key_rows(codes, FLIPPED: tl.constexpr):
-    """[TILE, words] in the order of scores."""
-    GROUPS: tl.constexpr = codes.shape[1]
-    WORDS: tl.constexpr = codes.shape[3]
-    x = tl.reshape(codes, [codes.shape[0] // 2, 2, GROUPS, 2, 2, 4, WORDS])
+def _key_rows(codes, DIM: tl.constexpr, FLIPPED: tl.constexpr):
+    """[TILE, WIDTH / 4] in the order of scores, of keys [chunks, 4 · WIDTH]."""
+    SIZE: tl.constexpr = fp8.key_group(DIM)
+    GROUPS: tl.constexpr = codes.shape[1] // 16 // SIZE
+    x = tl.reshape(codes, [codes.shape[0] // 2, 2, GROUPS, 2, 2, 4, SIZE])
     if FLIPPED:
         x = tl.permute(x, [0, 3, 4, 1, 5, 2, 6])
     else:
         x = tl.permute(x, [0, 1, 3, 5, 4, 2, 6])
-    return tl.reshape(x, [codes.shape[0] * 16, GROUPS * WORDS])
+    return tl.reshape(x, [codes.shape[0] * 16, GROUPS * SIZE])
 
 
 @triton.jit
-def _load_values(at, seen, WIDTH: tl.constexpr, DIM: tl.constexpr, MASK: tl.constexpr):
-    """Words [TILE / 4, WIDTH] of the chunks at ``at``."""
-    group, line, word = tl.arange(0, WIDTH // 8), tl.arange(0, 4), tl.arange(0, 8)
-    place = (group * 32)[:, None, None] + (line * 8)[None, :, None] + word[None, None, :]
-    at = fp8.words(at)[:, None, None, None] + place[None, :, :, :]
-    there = (group < DIM // 8)[None, :, None, None]
-    if MASK:
-        x = tl.load(at, mask=there & seen[:, None, None, None], other=0)
-    elif WIDTH != DIM:
-        x = tl.load(at, mask=there, other=0)
-    else:
-        x = tl.load(at)
-    x = tl.reshape(x, [x.shape[0] // 2, 2, WIDTH // 8, 4, 8])
-    return tl.reshape(tl.permute(x, [0, 3, 1, 2, 4]), [x.shape[0] * 8, WIDTH])
+def _value_rows(codes):
+    """[TILE / 4, WIDTH] of values [chunks, 4 · WIDTH]."""
+    WIDTH: tl.constexpr = codes.shape[1] // 4
+    x = tl.reshape(codes, [codes.shape[0] // 2, 2, WIDTH // 8, 4, 8])
+    return tl.reshape(tl.permute(x, [0, 3, 1, 2, 4]), [codes.shape[0] * 4, WIDTH])
 
 
 @triton.jit

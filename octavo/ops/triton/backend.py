@@ -186,7 +186,7 @@ class TritonOps(Ops):
         if not qkv.shape[0]:
             return q
         heads = num_heads + 2 * num_kv_heads
-        elements, warps = self.tiles.rows.rope(qkv.shape[0])
+        elements, warps = self.tiles.rows.rope(qkv.shape[0], is_fp8(kv_pages))
         block = max(1, min(triton.next_power_of_2(heads), elements // width))
         page, layers, values, head, offset = _strides(kv_pages, dim)
         rope.rope_kernel[(qkv.shape[0], triton.cdiv(heads, block))](

@@ -2,12 +2,14 @@
 
 In a page of Triton's, the codes of a head are words of four, in chunks of 16 tokens. A word of keys
 is four neighbouring features; of values, tokens 2j, 2j + 1, 2j + 8 and 2j + 9. Words are in groups
-of eight, the reach of a tensor core: a chunk of keys is [D / 32][slot of a token][8], slots being
-tokens 0, 2, 4, 6, 1, 3, 5, 7 and the same plus 8; a chunk of values is [D / 8][j][8]. Where 32
-does not divide D, keys are one group. Scales are in the order of :mod:`octavo.ops.fp8`.
+of eight (of keys fewer, where eight do not divide a token's), the reach of a tensor core: a chunk
+of keys is [groups][slot of a token][8], slots being tokens 0, 2, 4, 6, 1, 3, 5, 7 and the same plus
+8; a chunk of values is [D / 8][j][8]. Scales are in the order of :mod:`octavo.ops.fp8`.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 import triton
@@ -36,13 +38,19 @@ def key_groups(dim: int) -> int:
     return dim // 32 if dim % 32 == 0 else 1
 
 
+@triton.constexpr_function
+def key_group(dim: int) -> int:
+    """Words in a group of keys."""
+    return math.gcd(dim // CODES, 8)
+
+
 def ordered(kv_pages: Tensor, page_size: int) -> Tensor:
     """A copy of pages [P, L, 2, K, bytes] in the order of the reference, in that of the kernels."""
     pages = kv_pages.clone()
     codes, _ = page_views(pages, page_size)
     keys, values = codes[:, :, 0], codes[:, :, 1]
     tokens = (-1, 2, 4, 2)  # chunk, half, j, last bit
-    x = keys.unflatten(-1, (key_groups(keys.shape[-1]), -1)).unflatten(-3, tokens)
+    x = keys.unflatten(-1, (-1, CODES * key_group(keys.shape[-1]))).unflatten(-3, tokens)
     keys.copy_(x.permute(0, 1, 2, 3, 7, 4, 6, 5, 8).reshape(keys.shape))
     x = values.unflatten(-1, (-1, 8)).unflatten(-3, tokens)
     values.copy_(x.permute(0, 1, 2, 3, 7, 5, 8, 4, 6).reshape(values.shape))
@@ -54,10 +62,11 @@ def restored(kv_pages: Tensor, page_size: int) -> Tensor:
     pages = kv_pages.clone()
     codes, _ = page_views(pages, page_size)
     keys, values = codes[:, :, 0], codes[:, :, 1]
-    *rest, dim = keys.shape[:3] + keys.shape[-1:]
-    x = keys.reshape(*rest, -1, key_groups(dim), 2, 2, 4, dim // key_groups(dim))
+    shape, dim = keys.shape[:3], keys.shape[-1]
+    size = CODES * key_group(dim)
+    x = keys.reshape(*shape, -1, dim // size, 2, 2, 4, size)
     keys.copy_(x.permute(0, 1, 2, 3, 5, 7, 6, 4, 8).reshape(keys.shape))
-    x = values.reshape(*rest, -1, dim // 8, 4, 8, 2, 2)
+    x = values.reshape(*shape, -1, dim // 8, 4, 8, 2, 2)
     values.copy_(x.permute(0, 1, 2, 3, 7, 5, 8, 4, 6).reshape(values.shape))
     return pages
 
@@ -116,7 +125,7 @@ def scale_place(codes):
 @triton.jit
 def key_place(offset, d, DIM: tl.constexpr):
     """Where feature ``d`` of the keys of a page's token ``offset`` is among the head's bytes."""
-    SIZE: tl.constexpr = DIM // key_groups(DIM)
+    SIZE: tl.constexpr = CODES * key_group(DIM)
     slot = offset % 16 // 8 * 8 + offset % 2 * 4 + offset % 8 // 2
     return offset // 16 * (16 * DIM) + d // SIZE * (16 * SIZE) + slot * SIZE + d % SIZE
 

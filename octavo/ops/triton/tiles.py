@@ -85,17 +85,23 @@ class VectorTile:
 @dataclass(frozen=True, slots=True)
 class RowTiles:
     """Kernels over rows: elements a warp of a norm, features a program of an activation and of an
-    embedding; (elements, warps) a program of a rotation, of few tokens and of many."""
+    embedding; (elements, warps) a program of a rotation, of few tokens and of many, and the same
+    where it chooses scales of fp8."""
 
     norm: int = 1024
     activation: int = 1024
     embedding: int = 2048
     rope_few: tuple[int, int] = (512, 1)
     rope_many: tuple[int, int] = (2048, 2)
+    scales_few: tuple[int, int] = (256, 1)
+    scales_many: tuple[int, int] = (1024, 2)
     vector: VectorTile = VectorTile(count=0)
 
-    def rope(self, num_tokens: int) -> tuple[int, int]:
-        return self.rope_few if num_tokens <= 256 else self.rope_many
+    def rope(self, num_tokens: int, in_fp8: bool) -> tuple[int, int]:
+        few, many = self.rope_few, self.rope_many
+        if in_fp8:
+            few, many = self.scales_few, self.scales_many
+        return few if num_tokens <= 256 else many
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +144,7 @@ H200 = CardTiles(
     ),
     fp8=AttentionTiles(
         few={
-            128: Tile(rows=8, tokens=64, warps=2, ahead=1, programs=6, registers=128),
+            128: Tile(rows=8, tokens=64, warps=2, ahead=1, programs=8, registers=128),
             256: Tile(rows=8, tokens=64, warps=4, ahead=1, programs=3),
         },
         many={
