@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import operator
 import random
 import subprocess
 import tempfile
@@ -21,15 +20,10 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu_ids import TINY, compare_ids
 from octavo.tools.bench.named import lengths_w1
 
 MODELS = Path(__file__).parent / "models"
-TINY = {
-    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "hidden_size": 128,
-    "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
-    "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024, "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6, "rope_theta": 1e6, "tie_word_embeddings": True, "dtype": "float32",
-}  # fmt: skip
 
 
 def workloads(tiny: bool) -> dict[str, tuple[list[int], list[int], dict[str, float]]]:
@@ -49,47 +43,6 @@ def workloads(tiny: bool) -> dict[str, tuple[list[int], list[int], dict[str, flo
             [32] * (512 // scale), [512 // scale] * (512 // scale), {"temperature": 0.0},
         ),
     }  # fmt: skip
-
-
-def compare_ids(device: str, count: int = 16) -> dict[str, float]:
-    """Share of requests, of W1's lengths, whose ids are equal: on the tiny model, overlapped with
-    graphs, in the plain loop, by the CPU reference."""
-    from octavo import LLM, SamplingParams
-
-    draw = random.Random(1)
-    ins, outs = lengths_w1(count)
-    prompts = [[draw.randrange(1024) for _ in range(n)] for n in ins]
-    kinds = [
-        {"temperature": 0.0}, {"temperature": 0.8, "seed": 5},
-        {"temperature": 1.0, "top_p": 0.9, "top_k": 40, "seed": 6},
-        {"temperature": 0.7, "top_p": 0.8, "seed": 8},
-        {"temperature": 0.0, "presence_penalty": 0.4, "logprobs": 2},
-        {"temperature": 0.9, "min_p": 0.02, "seed": 9},
-    ]  # fmt: skip
-    params = [
-        SamplingParams(max_tokens=n, ignore_eos=True, **kinds[i % len(kinds)])
-        for i, n in enumerate(outs)
-    ]
-    loops = {
-        "overlapped": {"device": device},
-        "plain": {"device": device, "enforce_eager": True, "async_scheduling": False},
-        "cpu": {"device": "cpu", "ops_backend": "reference"},
-    }
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "config.json").write_text(json.dumps(TINY))
-        for name, options in loops.items():
-            with LLM(
-                folder, load_format="dummy:normal", skip_tokenizer_init=True, dtype="float32",
-                kv_cache_tokens=32768, max_num_batched_tokens=512, max_num_seqs=16, **options,
-            ) as llm:  # fmt: skip
-                outputs = llm.generate(prompts, params, use_tqdm=False)
-                found[name] = [output.outputs[0].token_ids for output in outputs]
-                llm.audit()
-    return {
-        f"{one} = {other}": sum(map(operator.eq, found[one], found[other])) / count
-        for one, other in (("overlapped", "plain"), ("overlapped", "cpu"))
-    }
 
 
 class Bench:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from benchmarks import h200
+from benchmarks.gpu_ids import TIE, judge
 from benchmarks.gpu_probes import PlanRecorder, SyncCounter, closed_loop, probed, replay
 from benchmarks.h200_mixed import summarise_mix
 from benchmarks.h200_results import latest_rows, new_run, read_runs, write_runs
@@ -26,6 +27,7 @@ from octavo.core.pages import BlockSpec, CacheLayout, PagePool
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.request import Request, Sampling
 from octavo.core.scheduler import Scheduler
+from octavo.core.validation import choice_seed
 from octavo.distributed.executor import LocalExecutor
 from octavo.engine.loop import EngineLoop
 from octavo.text.tokenizer import load_tokenizer
@@ -150,6 +152,15 @@ def test_waits_of_the_host_are_counted_by_step(monkeypatch: pytest.MonkeyPatch) 
         counter.result()
     assert counter.counts == [0, 2, 0]
     assert counter.first == "cuda.synchronize"
+
+
+def test_a_difference_of_ids_is_forgiven_only_at_a_tie() -> None:
+    for seed, key in ((5, choice_seed(5, 0)), (6, choice_seed(6, 0) - 2**64)):  # int64, as kept
+        assert -(2**63) <= key < 2**63
+        gaps = {(key, 1): TIE / 2, (key, 2): 1.0}
+        assert judge(seed, [1, 2, 3], [1, 2, 3], gaps) == "equal"
+        assert judge(seed, [1, 2, 3], [1, 9, 9], gaps) == "forgiven"
+        assert judge(seed, [1, 2, 3], [1, 2, 9], gaps) == "differ"
 
 
 # ---- the whole run
