@@ -17,7 +17,7 @@ import triton
 from triton import knobs
 from triton.runtime.cache import get_cache_manager
 from triton.runtime.driver import driver
-from triton.runtime.jit import JITFunction
+from triton.runtime.jit import JITCallable, JITFunction
 
 _OURS = "octavo."
 _DONE = "octavo.done"  # beside Triton's own files, in a folder for each variant
@@ -76,16 +76,28 @@ def collect(work: Callable[[], object]) -> list[Variant]:
 
 
 def settle_keys(module: ModuleType) -> None:
-    """Give each kernel its key, callees first.
+    """Give each function of ``module`` its key, callees first.
 
     In Triton 3.6 a key depends on which callees had theirs before: without a fixed order, two
     processes would not find what the other one compiled.
     """
+    _settle(module, set())
+
+
+def _settle(module: ModuleType, seen: set[str]) -> None:
+    """In the order in which names were bound: what a function calls comes before it."""
+    seen.add(module.__name__)
     for value in list(vars(module).values()):
-        if isinstance(value, ModuleType) and value.__name__.startswith(_OURS):
-            settle_keys(value)
-        elif isinstance(value, JITFunction) and value.module.startswith(_OURS):
+        home = value.__name__ if isinstance(value, ModuleType) else _home(value)
+        if home == module.__name__:
             value.cache_key  # noqa: B018  (computed when first read)
+        elif home.startswith(_OURS) and home not in seen:
+            _settle(sys.modules[home], seen)
+
+
+def _home(value: object) -> str:
+    """The module of a function that Triton compiles; of anything else, none."""
+    return str(value.__module__) if isinstance(value, JITCallable) else ""
 
 
 def _variant(function: Any, data: str) -> Variant:
