@@ -44,13 +44,19 @@ def key_group(dim: int) -> int:
     return math.gcd(dim // CODES, 8)
 
 
+@triton.constexpr_function
+def key_codes(dim: int) -> int:
+    """Codes in a group of keys."""
+    return CODES * key_group(dim)
+
+
 def ordered(kv_pages: Tensor, page_size: int) -> Tensor:
     """A copy of pages [P, L, 2, K, bytes] in the order of the reference, in that of the kernels."""
     pages = kv_pages.clone()
     codes, _ = page_views(pages, page_size)
     keys, values = codes[:, :, 0], codes[:, :, 1]
     tokens = (-1, 2, 4, 2)  # chunk, half, j, last bit
-    x = keys.unflatten(-1, (-1, CODES * key_group(keys.shape[-1]))).unflatten(-3, tokens)
+    x = keys.unflatten(-1, (-1, key_codes(keys.shape[-1]))).unflatten(-3, tokens)
     keys.copy_(x.permute(0, 1, 2, 3, 7, 4, 6, 5, 8).reshape(keys.shape))
     x = values.unflatten(-1, (-1, 8)).unflatten(-3, tokens)
     values.copy_(x.permute(0, 1, 2, 3, 7, 5, 8, 4, 6).reshape(values.shape))
@@ -63,7 +69,7 @@ def restored(kv_pages: Tensor, page_size: int) -> Tensor:
     codes, _ = page_views(pages, page_size)
     keys, values = codes[:, :, 0], codes[:, :, 1]
     shape, dim = keys.shape[:3], keys.shape[-1]
-    size = CODES * key_group(dim)
+    size = key_codes(dim)
     x = keys.reshape(*shape, -1, dim // size, 2, 2, 4, size)
     keys.copy_(x.permute(0, 1, 2, 3, 5, 7, 6, 4, 8).reshape(keys.shape))
     x = values.reshape(*shape, -1, dim // 8, 4, 8, 2, 2)
@@ -125,7 +131,7 @@ def scale_place(codes):
 @triton.jit
 def key_place(offset, d, DIM: tl.constexpr):
     """Where feature ``d`` of the keys of a page's token ``offset`` is among the head's bytes."""
-    SIZE: tl.constexpr = CODES * key_group(DIM)
+    SIZE: tl.constexpr = key_codes(DIM)
     slot = offset % 16 // 8 * 8 + offset % 2 * 4 + offset % 8 // 2
     return offset // 16 * (16 * DIM) + d // SIZE * (16 * SIZE) + slot * SIZE + d % SIZE
 

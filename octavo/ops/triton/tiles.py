@@ -144,7 +144,7 @@ H200 = CardTiles(
     ),
     fp8=AttentionTiles(
         few={
-            128: Tile(rows=8, tokens=64, warps=2, ahead=1, programs=8, registers=128),
+            128: Tile(rows=8, tokens=64, warps=1, ahead=1, programs=8),
             256: Tile(rows=8, tokens=64, warps=4, ahead=1, programs=3),
         },
         many={
