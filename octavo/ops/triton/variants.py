@@ -49,6 +49,7 @@ def collecting() -> Iterator[dict[str, Variant]]:
     What kernels would have written stays as it was, so nothing inside may read it as an index.
     """
     found: dict[str, Variant] = {}
+    noted: list[tuple[dict[Any, Any], Any]] = []  # where one launch after another would look
     run, hook = JITFunction.run, knobs.runtime.jit_cache_hook
 
     def rehearsed(self: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
@@ -57,6 +58,9 @@ def collecting() -> Iterator[dict[str, Variant]]:
     def note(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
         variant = _variant(fn.jit_function, compile["specialization_data"])
         found[variant.digest] = variant
+        loaded = fn.jit_function.device_caches[compile["device"]][0]
+        loaded[compile["key"]] = variant
+        noted.append((loaded, compile["key"]))
         return True  # compiled elsewhere
 
     JITFunction.run = rehearsed
@@ -66,6 +70,8 @@ def collecting() -> Iterator[dict[str, Variant]]:
     finally:
         JITFunction.run = run
         knobs.runtime.jit_cache_hook = hook
+        for loaded, key in noted:
+            del loaded[key]
 
 
 def collect(work: Callable[[], object]) -> list[Variant]:
