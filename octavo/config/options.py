@@ -198,12 +198,12 @@ class Options:
     enforce_eager: bool = option(
         False, switch(), "Device and memory", "Capture no CUDA graphs: less memory, slower decoding"
     )
-    max_graph_tokens: int = option(
-        512,
-        count(0),
+    max_graph_tokens: int | Auto = option(
+        "auto",
+        or_auto(count(0)),
         "Device and memory",
-        "Tokens up to which steps that compute prompts are CUDA graphs, too (larger ones keep a "
-        "GPU busy without); 0: graphs for decoding alone",
+        "Tokens up to which steps that compute prompts are CUDA graphs, too; 0: graphs for "
+        "decoding alone; auto: as many as a GPU computes while a host launches them, 512 to 2560",
     )
     async_scheduling: bool = option(
         True, switch(), "Device and memory", "Plan the next step while a GPU computes this one"

@@ -33,6 +33,10 @@ CPU_BATCHED_TOKENS = 2048
 GPU_BATCHED_TOKENS = 8192
 CPU_MAX_SEQS = 256  # more rows make a step on a CPU slower than they save
 GPU_MAX_SEQS = 1024
+# Parameters × tokens that a GPU computes while a host launches a step one kernel after the other.
+GPU_MEANWHILE = 3_000_000_000_000
+LEAST_GRAPH_TOKENS = 512
+MOST_GRAPH_TOKENS = 2560  # prompts beside answers and those answers
 GPU_LOGITS_BYTES = GIB // 4  # of a step, in fp32: sampling keeps a few times that much
 MIN_SEQS = 16
 SHORT_REQUEST_TOKENS = 64  # how many requests may run: as many of this length as the pool holds
@@ -60,6 +64,7 @@ class Config(Options):
     kv_cache_memory: int
     kv_cache_tokens: int
     cpu_threads: int
+    max_graph_tokens: int
     max_num_seqs: int
     max_num_batched_tokens: int
     max_num_queued_reqs: int
@@ -334,6 +339,10 @@ class _Resolver:
                 f"--max-num-batched-tokens {batched} is less than --max-num-seqs {seqs}: each "
                 "running request needs at least one token of a step."
             )
+        if self._options.max_graph_tokens == "auto":
+            tokens = GPU_MEANWHILE // self._spec.num_params // 64 * 64
+            tokens = min(max(tokens, LEAST_GRAPH_TOKENS), MOST_GRAPH_TOKENS)
+            self._set("max_graph_tokens", tokens, "what a GPU computes while a host launches it")
         chunk = self._options.long_prefill_token_threshold
         if chunk >= self._values["max_num_batched_tokens"]:
             raise OptionError(

@@ -24,8 +24,12 @@ def graph_sizes(max_rows: int) -> list[int]:
 def token_sizes(max_tokens: int) -> list[int]:
     """Token counts of mixed steps that get a graph; ``max_tokens`` is the last. Padding is at most
     6 % from 256 tokens on; fewer take about as long as 256."""
-    steps = [*range(32, 256, 32), *range(256, 512, 16), *range(512, max_tokens + 32, 32)]
-    return [*(size for size in steps if size < max_tokens), max_tokens] if max_tokens else []
+    sizes = list(range(32, min(256, max_tokens), 32))
+    size = 256
+    while size < max_tokens:
+        sizes.append(size)
+        size += 1 << (size.bit_length() - 5)  # a sixteenth of the power of two below
+    return [*sizes, max_tokens] if max_tokens else []
 
 
 def distinct_sizes(sizes: Sequence[int]) -> list[int]:

@@ -51,6 +51,18 @@ def refusal(spec: ModelSpec = SMALL, facts: HostFacts = LAPTOP, **given: Any) ->
     return str(caught.value)
 
 
+def test_graphs_hold_more_tokens_where_a_model_is_small() -> None:
+    roomy = replace(WITH_GPU, gpus=(Gpu("Some GPU", 90 * GIB, 90 * GIB),))
+    middle = replace(SMALL, hidden_size=8192)
+    large = replace(middle, intermediate_size=28672)
+    specs = (SMALL, middle, large)
+    tokens = [config(spec, roomy).max_graph_tokens for spec in specs]
+    assert tokens[0] == 2560
+    assert 512 < tokens[1] < 2560
+    assert tokens[2] == 512
+    assert config(SMALL, WITH_GPU, max_graph_tokens="0").max_graph_tokens == 0
+
+
 def test_fp8_keys_and_values_nearly_double_the_tokens() -> None:
     plain, small = (config(kv_cache_memory="1GiB", kv_cache_dtype=d) for d in ("auto", "fp8"))
     assert (plain.kv_cache_dtype, small.kv_cache_dtype) == ("bfloat16", "fp8")
