@@ -11,9 +11,7 @@ Names: ``rows`` of a unit are query · GROUP + head of the group, padded to ROWS
 ``total`` [rows] are the largest score so far, in base 2, and the sum of weights. DIM is padded to
 WIDTH, a power of two. Scores and sums are fp32.
 
-FP8 pages: a tile's codes are multiplied as they are, in the type of the queries; the scales of K
-multiply scores, those of V weights. Weights then get as small as V: 256 keeps them off the
-subnormal numbers of fp16.
+Tiles of fp8 pages are another loop (:mod:`octavo.ops.triton.attention_fp8`) between the same ends.
 """
 
 from __future__ import annotations
