@@ -44,7 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     deadline = time.time() + args.budget
     path = args.out / "h200.json"
     runs = read_runs(path) if path.exists() else []
-    command = ["python", "-m", "benchmarks.h200", *(argv if argv is not None else sys.argv[1:])]
+    words = argv if argv is not None else sys.argv[1:]
+    told = ["DIR" if word == str(args.out) else word for word in words]
+    command = ["python", "-m", "benchmarks.h200", *told]
     runs.append(new_run(args.commit or head(), card_name(), command, short=args.short))
     write_runs(path, runs)
     with tempfile.TemporaryDirectory() as cache:

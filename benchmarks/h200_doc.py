@@ -130,7 +130,7 @@ def _sources(runs: Sequence[Run], rows: Mapping[str, Mapping[str, Any]]) -> Iter
         if run["short"] or run["commit"] not in used:
             continue
         versions = ", ".join(f"{name} {version}" for name, version in run["versions"].items())
-        yield f"- {run['date']}, {run['card']}, commit {run['commit'][:12]}, {versions}: "
+        yield f"- {run['date']}, {run['card']}, commit {run['commit'][:12]}, {versions}:"
         yield f"  `{' '.join(run['command'])}`"
     if not used:
         yield "Nothing has been measured yet."

@@ -99,13 +99,12 @@ def _metered(session: Session, bench: Bench, work: str) -> None:
 
     def rate() -> float:
         meter = StepMeter(bench.llm._loop.executor, None if session.tiny else cuda_mark)
-        start = time.perf_counter()
         with probed(bench.llm._loop, meter):
-            found = _rate(session, bench, work)
-        seconds, busy = time.perf_counter() - start, device_seconds(meter.take())
+            row = measure(bench, work, session.tiny)
+        busy = device_seconds(meter.take())
         if busy is not None:  # a CPU has no stream to put marks on
-            idle.append(1 - busy / seconds)
-        return found
+            idle.append(1 - busy / (row["seconds"] + row.get("first_s", 0.0)))
+        return row[RATE[work]]
 
     if session.repeat(f"8B {work}", rate) and idle:
         session.put(f"8B {work} idle", idle)

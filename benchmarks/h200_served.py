@@ -33,7 +33,7 @@ MIXED_S = 60.0
 UNCHUNKED_S = 12.0  # enough to see it miss
 SHORT_S = 10.0
 # Steps end later than the target where a long prompt has much to read, hence less than the bound.
-PACED = ("--target-itl-ms", "15", "--long-prefill-token-threshold", "1024")
+PACED = ("--target-itl-ms", "10", "--long-prefill-token-threshold", "1024")
 # A step has room for the longest prompt and all that runs beside it, and nothing cuts it.
 UNCHUNKED_FLAGS = ("--max-num-batched-tokens", "20000")
 UNCHUNKED_PATH = Path(__file__).parent / "unchunked"

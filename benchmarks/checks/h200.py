@@ -19,12 +19,16 @@ MEASURES = False
 def run(check: Check, path: Path = RESULT, root: Path = ROOT) -> None:
     try:
         rows = latest_rows(read_runs(path))
-        for commit in sorted({row["commit"] for row in rows.values()}):
-            require_fresh(commit, root)
     except Stale as reason:
         print(reason, flush=True)
-        check.line("results of this checkout", 0, "==", 1)
+        check.line("results", 0, "==", 1)
         return
+    try:
+        for commit in sorted({row["commit"] for row in rows.values()}):
+            require_fresh(commit, root)
+    except Stale as reason:  # and yet the reader wants to know how far the rows were
+        print(reason, flush=True)
+        check.line("results of this checkout", 0, "==", 1)
     for row in ROWS.values():
         found = rows.get(row.name, {"value": math.nan, "raw": []})
         check.line(row.name, found["value"], row.op, row.bound, found["raw"])
