@@ -16,8 +16,8 @@ from octavo.tools.simulate.outcome import Outcome
 from octavo.tools.simulate.simulator import Simulator
 from octavo.tools.simulate.trace import Trace
 
-# Eight turnovers of the largest pool, a hundred of the smallest.
-NUM_REQUESTS = {8: 800, 32: 1000, 128: 1500, 1000: 8000}
+# Five turnovers of the largest pool, a hundred of the smallest.
+NUM_REQUESTS = {8: 800, 32: 1000, 128: 1500, 1000: 5000}
 AFTER_SHIFT = 500  # ended requests of those after the shift
 MIN_SHIFTED = 700  # requests after the shift, so that so many end while others wait
 FACTORS = (0.5, 0.6, 0.7, 0.85, 1.0, 1.2, 1.4, 1.7, 2.0)

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 PRIOR_WEIGHT = 2.0  # pages' worth of belief in the prior at each length
-PRIOR_MEAN = 160.0  # pages: a first guess at the length of an answer …
+PRIOR_MEAN = 145.0  # pages: a first guess at the length of an answer …
 PRIOR_TAIL = 1.0  # … with a heavy tail: at age a, a chance of at most PRIOR_TAIL / a
 MEMORY = 200  # expected ends over which the estimate is taken
 DRIFT_MEMORY = 48.0  # expected ends over which it is compared with what happens

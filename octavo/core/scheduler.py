@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from math import inf
 from operator import attrgetter
 
 from octavo.core.admission import Admission, PoolState
@@ -31,7 +32,7 @@ from octavo.core.waiting import Fcfs, Policy
 
 RETRY_STEPS = 8  # a head of the queue that was refused is looked at again after so many steps
 PRESSURE_STEPS = 64  # after a refusal, the pool counts as full
-MAX_LIVES = 20  # a sequence in its last one gives way to nobody that waits
+SPENT_LIVES = 10  # in this life a sequence gives way to nobody that waits; later ones come first
 _by_key = attrgetter("key")
 
 
@@ -375,11 +376,11 @@ class Scheduler:
 
     def _ends_of_order(self) -> tuple[Sequence, Sequence]:
         """The next victim, and the one that must advance whatever happens; found once a plan,
-        unless somebody joins or leaves. Who was preempted often enough is spared, if possible."""
+        unless somebody joins or leaves."""
         if self._ends is None:
             first = min(self._running, key=_by_key)
             others = [seq for seq in self._running if seq is not first] or self._running
-            weak = [seq for seq in others if seq.lives < MAX_LIVES]
+            weak = [seq for seq in others if seq.lives < SPENT_LIVES]
             self._ends = self._choose(weak or others), first
         return self._ends
 
@@ -392,12 +393,15 @@ class Scheduler:
         return self._policy.ordered and all(seq.key < rival.key for rival in rivals)
 
     def _preempt(self, flight: Flight, seq: Sequence, reason: str) -> None:
-        """Take slot and pages; the request waits again, ahead of those that came after it."""
+        """Take slot and pages; the request waits again, ahead of those that came after it. In the
+        end it is the oldest of the best priority, which gives way to nobody."""
         had_joined = flight.take_out(seq)
         seq.take_news()
         if reason != "priority":
             self._admission.preempted(seq)
         heir = seq.successor()
+        if heir.lives > SPENT_LIVES:
+            heir.key = (-inf, heir.key[1])
         self._live[seq.id] = heir
         swap = (
             had_joined  # else what it had on the host is not back yet
@@ -457,7 +461,7 @@ class Scheduler:
         if not (self._running and (self._policy.preempts or self._precedes(seq, self._running))):
             return False
         victim, _ = self._ends_of_order()
-        return victim.key > seq.key and victim.lives < MAX_LIVES
+        return victim.key > seq.key and victim.lives < SPENT_LIVES
 
     def _may_join(self, seq: Sequence, quote: Quote) -> bool:
         """Whether ``seq`` has joined as far as its pages go. Who may displace others needs no

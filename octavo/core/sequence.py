@@ -64,7 +64,7 @@ class Sequence:
         self.request = request
         self.id = request.id
         self.prompt_len = len(request.prompt)
-        self.key = key  # lower runs first and is preempted last; never changes
+        self.key = key  # lower runs first and is preempted last; constant, for its place in a heap
         self.arrival = arrival
         self.limit = limit  # tokens at which the request is complete
         self.stop_ids = request.stop_ids

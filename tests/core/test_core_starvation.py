@@ -14,7 +14,7 @@ from octavo.core.pages import BlockSpec, PagePool
 from octavo.core.plan import StepPlan, StepResult
 from octavo.core.preemption import Preemption
 from octavo.core.request import Request
-from octavo.core.scheduler import MAX_LIVES, Scheduler
+from octavo.core.scheduler import SPENT_LIVES, Scheduler
 from octavo.core.waiting import AgedPriority, FairShare, Fcfs, Policy
 from tests.fakes.loop import SchedulerLoop, expected, make_loop, request
 
@@ -181,11 +181,29 @@ def test_who_was_preempted_often_gives_way_no_more() -> None:
     loop = make_loop(seqs=1, max_len=512, policy=AgedPriority())
     patient = request("patient", 9, 60)
     loop.submit(patient)
-    for number in range(MAX_LIVES + 5):
+    for number in range(SPENT_LIVES + 5):
         loop.step()
         loop.step()
         loop.submit(request(str(number), 5, 1, priority=-1 - number))
     loop.run()
     reasons = loop.scheduler.stats().preemption_reasons
-    assert reasons == {"priority": MAX_LIVES - 1}
+    assert reasons == {"priority": SPENT_LIVES - 1}
     assert loop.outputs["patient"].ids == expected(patient)
+
+
+def test_who_lost_its_pages_often_comes_first_and_loses_them_no_more() -> None:
+    """Whenever a patient answer runs alone, an urgent prompt comes that needs its pages."""
+    loop = make_loop(pages=200, seqs=3, tokens=64, max_len=790, policy=AgedPriority(1e9))
+    patient = request("patient", 100, 300, priority=9)
+    loop.submit(patient)
+    for number in range(2000):
+        live = loop.scheduler._live
+        if len(live) == 1 and live["patient"].slot >= 0:
+            loop.submit(request(str(number), 600, 60, priority=0))
+        lives = live["patient"].lives
+        loop.step()
+        if "patient" not in live:
+            break
+    assert lives in (SPENT_LIVES, SPENT_LIVES + 1)
+    assert loop.outputs["patient"].ids == expected(patient)
+    loop.run()
