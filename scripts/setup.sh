@@ -100,16 +100,15 @@ install_octavo() {
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 [ -x .venv/bin/python ] && .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
 : >"$LOG"
+case $1 in base | test | lint) ;; *) say "usage: scripts/setup.sh base|test|lint"; exit 2 ;; esac
+# First, whatever is asked for: left to pip, PyTorch would be the newest CUDA build.
+has_torch || step "PyTorch$(has_gpu || echo ' (CPU build)')" install_torch
 case $1 in
-  base)
-    has_torch || step "PyTorch$(has_gpu || echo ' (CPU build)')" install_torch
-    step "Octavo and its libraries" install_octavo ""
-    ;;
+  base) step "Octavo and its libraries" install_octavo "" ;;
   test)
     step "the test tools" install_octavo "[test]"
     has_gpu || [ "$(uname -sm)" != "Linux x86_64" ] || step "Triton's interpreter" pip_install "$TRITON"
     ;;
   lint) step "the lint tools" install_octavo "[lint]" ;;
-  *) say "usage: scripts/setup.sh base|test|lint"; exit 2 ;;
 esac
 touch ".venv/.$1"
