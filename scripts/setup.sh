@@ -97,10 +97,10 @@ install_octavo() {
     pip_install --no-build-isolation --config-settings editable_mode=compat -e ".$1"
 }
 
+case $1 in base | test | lint) ;; *) say "usage: scripts/setup.sh base|test|lint"; exit 2 ;; esac
 trap 'kill $(jobs -p) 2>/dev/null || true' EXIT
 [ -x .venv/bin/python ] && .venv/bin/python -m pip --version >/dev/null 2>&1 || make_venv
 : >"$LOG"
-case $1 in base | test | lint) ;; *) say "usage: scripts/setup.sh base|test|lint"; exit 2 ;; esac
 # First, whatever is asked for: left to pip, PyTorch would be the newest CUDA build.
 has_torch || step "PyTorch$(has_gpu || echo ' (CPU build)')" install_torch
 case $1 in
