@@ -35,7 +35,8 @@ class Admission(Protocol):
         """A running sequence has filled another page."""
 
     def left(self, seq: Sequence, ended: bool) -> None:
-        """It gives its pages back; ``ended``: because its answer is complete."""
+        """It gives its pages back; ``ended``: because its request is over, for whatever
+        reason: what counts is when pages come back."""
 
     def preempted(self, seq: Sequence) -> None:
         """A sequence is about to lose its pages to another one that runs."""

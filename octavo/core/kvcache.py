@@ -84,7 +84,9 @@ class KVCache:
         self._first_paged = self._is_paged.index(True) if self._num_paged else 0
         self._outs: dict[int, int] = {}  # host page -> page
         self._ins: list[tuple[int, int]] = []  # (host page, page)
-        self._emptied: list[int] = []  # host pages of ``_ins``: free once a plan has them
+        # Host pages of sequences that joined. They are read in the plan under way, after its copies
+        # to the host, so they must not be free before the next one.
+        self._emptied: list[int] = []
 
     def reset(self) -> None:
         """Nobody holds anything and nothing is cached, whatever state a torn step has left."""
@@ -112,7 +114,7 @@ class KVCache:
         for table in seq.parked:
             fresh -= table[num_hit:].count(NO_HOST_PAGE)
         cached = [page for hit in hits for page in hit if page != NULL_PAGE]
-        held = num_hit * len(hits) + fresh
+        held = len(cached) + fresh
         promised = max(0, layout.peak_pages(seq.total, budget) - held)
         claims = pool.count_idle(cached) + fresh
         return Quote(hits, cached, start, end, wants, fresh, claims, promised)
@@ -125,7 +127,8 @@ class KVCache:
         num_hit = len(quote.hits[0])
         seq.tables = self._fill(quote, seq.parked, iter(grant.fresh))
         stale = bool(seq.parked) and seq.published is None
-        self.discard(seq)
+        self._emptied += [page for table in seq.parked for page in table if page != NO_HOST_PAGE]
+        seq.parked, seq.parked_tokens = [], 0
         seq.scheduled = quote.start
         seq.promised = quote.promised
         self.promised += seq.promised
@@ -270,8 +273,8 @@ class KVCache:
         if self._ins:
             plan.swap_in_hosts, plan.swap_in_pages = map(list, zip(*self._ins, strict=True))
             self._ins = []
-            self.host.give(self._emptied)
-            self._emptied = []
+        self.host.give(self._emptied)
+        self._emptied = []
 
     # ---- audit
 

@@ -67,7 +67,7 @@ class LengthEstimate:
 
     @property
     def drift(self) -> float:
-        """How many times as many answers end as the table expects."""
+        """How many times as many answers end as the table expects, at most MAX_DRIFT."""
         drift = (self._happened + DRIFT_WEIGHT) / (self._expected + DRIFT_WEIGHT)
         return min(MAX_DRIFT, drift)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from octavo.core.steptime import StepTimeFit
 
 # Beside answers under way, prompts take so many tokens of a step (still efficient on a GPU), or so
-# many for each answer: the fewer hear a long step, the less it matters.
+# many for each answer, so that a step is at most a few times as long as one without prompts.
 TOKENS_BESIDE = 2048
 TOKENS_BESIDE_EACH = 4
 STEADY_SHARE = 3.0  # of the prefill that a steady state needs: what prompts get under pressure

@@ -32,7 +32,7 @@ from octavo.core.waiting import Fcfs, Policy
 
 RETRY_STEPS = 8  # a head of the queue that was refused is looked at again after so many steps
 PRESSURE_STEPS = 64  # after a refusal, the pool counts as full
-SPENT_LIVES = 10  # in this life a sequence gives way to nobody that waits; later ones come first
+SPENT_LIVES = 10  # from this one on a request comes before all others, whatever its priority
 _by_key = attrgetter("key")
 
 
@@ -380,7 +380,7 @@ class Scheduler:
         if self._ends is None:
             first = min(self._running, key=_by_key)
             others = [seq for seq in self._running if seq is not first] or self._running
-            weak = [seq for seq in others if seq.lives < SPENT_LIVES]
+            weak = [seq for seq in others if seq.lives < SPENT_LIVES - 1]
             self._ends = self._choose(weak or others), first
         return self._ends
 
@@ -393,14 +393,14 @@ class Scheduler:
         return self._policy.ordered and all(seq.key < rival.key for rival in rivals)
 
     def _preempt(self, flight: Flight, seq: Sequence, reason: str) -> None:
-        """Take slot and pages; the request waits again, ahead of those that came after it. In the
-        end it is the oldest of the best priority, which gives way to nobody."""
+        """Take slot and pages; the request waits again, ahead of those that came after it, and
+        in the end ahead of all."""
         had_joined = flight.take_out(seq)
         seq.take_news()
         if reason != "priority":
             self._admission.preempted(seq)
         heir = seq.successor()
-        if heir.lives > SPENT_LIVES:
+        if heir.lives >= SPENT_LIVES:
             heir.key = (-inf, heir.key[1])
         self._live[seq.id] = heir
         swap = (
@@ -413,6 +413,8 @@ class Scheduler:
             self._leaves.pop()  # nobody was told that it came
         self._sweep()
         self._policy.push(heir)
+        if heir.lives >= SPENT_LIVES:  # the head, which must not take back at once what it lost
+            self._blocked, self._retry = heir, self._step + 1
         self._pressed_until = self._step + PRESSURE_STEPS
         stats = self._stats
         stats.preemptions += 1
@@ -461,7 +463,7 @@ class Scheduler:
         if not (self._running and (self._policy.preempts or self._precedes(seq, self._running))):
             return False
         victim, _ = self._ends_of_order()
-        return victim.key > seq.key and victim.lives < SPENT_LIVES
+        return victim.key > seq.key and victim.lives < SPENT_LIVES - 1
 
     def _may_join(self, seq: Sequence, quote: Quote) -> bool:
         """Whether ``seq`` has joined as far as its pages go. Who may displace others needs no
@@ -566,7 +568,7 @@ class Scheduler:
         """The terminal delta; slot and pages are free again, siblings need not wait."""
         self._charge(seq, seq.take_news())
         if seq.slot >= 0:
-            self._vacate(seq, ended=finish in ("stop", "length"))
+            self._vacate(seq, ended=True)
         self.cache.discard(seq)
         seq.slot = GONE
         del self._live[seq.id]

@@ -1,7 +1,7 @@
 """Scheduling policies: in which order requests wait.
 
 A policy is a queue, the key that a request gets when it arrives, and who is preempted first. Keys
-never change, so heaps stay valid.
+of sequences never change, so heaps stay valid.
 """
 
 from __future__ import annotations

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from octavo.core.kvcache import KVCache
+from octavo.core.pages import PagePool
+from octavo.core.plan import StepPlan
 from octavo.core.preemption import Preemption
 from octavo.core.request import Request
+from octavo.core.sequence import Sequence
 from tests.fakes.loop import AdmitAll, SchedulerLoop, expected, ids_of, make_loop, request
 
 
@@ -82,3 +86,24 @@ def test_what_a_reset_has_overtaken_is_not_shared_after_it_was_parked() -> None:
     loop.run()
     loop.submit(Request("again", rivals()[1].prompt, 1))
     assert loop.run()["again"].cached_tokens == 0
+
+
+def test_host_pages_that_are_still_to_be_read_are_not_parked_on() -> None:
+    """Who resumes reads its host pages after whoever is parked in the same plan has written."""
+    cache = KVCache(PagePool(9, 4), prefix_caching=False, host_pages=4)
+    first, second = (Sequence(request(name, 8, 8), (0.0, 0), 16) for name in "ab")
+    assert cache.begin(first, cache.quote(first, 100))
+    first.scheduled = 8
+    heir = first.successor()
+    assert cache.park(first, heir)
+    cache.release(first)
+    cache.take_swaps(StepPlan(0))
+    assert cache.begin(second, cache.quote(second, 100))
+    second.scheduled = 8
+    assert cache.begin(heir, cache.quote(heir, 100))
+    assert cache.park(second, second.successor())
+    plan = StepPlan(1)
+    cache.take_swaps(plan)
+    assert plan.swap_in_hosts
+    assert not set(plan.swap_in_hosts) & set(plan.swap_out_hosts)
+    assert cache.host.num_free == 2

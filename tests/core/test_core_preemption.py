@@ -101,7 +101,7 @@ def test_who_is_spared_shields_nobody_else() -> None:
     loop = make_loop(pages=100, seqs=4, policy=AgedPriority())
     loop.submit(*(request(f"bulk {index}", 8, 60, priority=5) for index in range(4)))
     loop.step()
-    loop.scheduler._live["bulk 3"].lives = SPENT_LIVES
+    loop.scheduler._live["bulk 3"].lives = SPENT_LIVES - 1
     loop.submit(request("urgent", 8, 2))
     loop.step()
     assert loop.outputs["urgent"].ids
