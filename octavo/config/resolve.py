@@ -23,6 +23,7 @@ from octavo.core.capacity import (
     tokens_from_pages,
 )
 from octavo.core.errors import StartupError
+from octavo.core.pacing import TOKENS_BESIDE
 from octavo.core.pages import CacheLayout
 from octavo.core.spec import ModelSpec
 
@@ -36,7 +37,7 @@ GPU_MAX_SEQS = 1024
 # Parameters × tokens that a GPU computes while a host launches a step one kernel after the other.
 GPU_MEANWHILE = 3_000_000_000_000
 LEAST_GRAPH_TOKENS = 512
-MOST_GRAPH_TOKENS = 2560  # prompts beside answers and those answers
+MOST_GRAPH_TOKENS = TOKENS_BESIDE + 512  # prompts beside answers and those answers
 GPU_LOGITS_BYTES = GIB // 4  # of a step, in fp32: sampling keeps a few times that much
 MIN_SEQS = 16
 SHORT_REQUEST_TOKENS = 64  # how many requests may run: as many of this length as the pool holds

@@ -41,7 +41,7 @@ class Forecast:
     how long that is, is told by a running estimate of answers' lengths and bounded by its own
     ``max_tokens``. So the pages held at a horizon have a mean and a standard deviation σ, and
     a newcomer joins if mean + k·σ fits the pool at every horizon. k, the *caution*, rises with
-    each preemption and falls a little with each end (additive increase and decrease).
+    each preemption and falls a little with each departure (additive increase and decrease).
 
     It costs what changes: a few numbers a page of output, and a table of running sequences ×
     horizons every ``FRESH_STEPS`` steps while somebody waits.

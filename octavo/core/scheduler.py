@@ -36,6 +36,11 @@ SPENT_LIVES = 10  # from this one on a request comes before all others, whatever
 _by_key = attrgetter("key")
 
 
+def _may_go(seq: Sequence) -> bool:
+    """Whether it would wait at its own place in the order if it were preempted."""
+    return seq.lives + 1 < SPENT_LIVES
+
+
 class Scheduler:
     """Continuous batching over one page pool.
 
@@ -319,9 +324,12 @@ class Scheduler:
         return min(budget, self._longest_slice)
 
     def _refuses_head(self) -> bool:
-        """Nobody waits, or whoever is next was refused and is not looked at yet."""
+        """Nobody waits, or whoever is next was refused and is not looked at yet: as long as others
+        run, whose ends it waits for."""
         head = self._policy.head()
-        return head is None or (head is self._blocked and self._step < self._retry)
+        if head is None:
+            return True
+        return head is self._blocked and self._step < self._retry and bool(self._running)
 
     def _add_slice(self, flight: Flight, seq: Sequence, count: int, pages: list[list[int]]) -> None:
         start = seq.scheduled
@@ -380,8 +388,7 @@ class Scheduler:
         if self._ends is None:
             first = min(self._running, key=_by_key)
             others = [seq for seq in self._running if seq is not first] or self._running
-            weak = [seq for seq in others if seq.lives < SPENT_LIVES - 1]
-            self._ends = self._choose(weak or others), first
+            self._ends = self._choose(list(filter(_may_go, others)) or others), first
         return self._ends
 
     def _head_precedes(self, rivals: list[Sequence]) -> bool:
@@ -400,8 +407,6 @@ class Scheduler:
         if reason != "priority":
             self._admission.preempted(seq)
         heir = seq.successor()
-        if heir.lives >= SPENT_LIVES:
-            heir.key = (-inf, heir.key[1])
         self._live[seq.id] = heir
         swap = (
             had_joined  # else what it had on the host is not back yet
@@ -412,9 +417,10 @@ class Scheduler:
         if not had_joined:
             self._leaves.pop()  # nobody was told that it came
         self._sweep()
-        self._policy.push(heir)
         if heir.lives >= SPENT_LIVES:  # the head, which must not take back at once what it lost
+            heir.key = (-inf, heir.key[1])
             self._blocked, self._retry = heir, self._step + 1
+        self._policy.push(heir)
         self._pressed_until = self._step + PRESSURE_STEPS
         stats = self._stats
         stats.preemptions += 1
@@ -463,7 +469,7 @@ class Scheduler:
         if not (self._running and (self._policy.preempts or self._precedes(seq, self._running))):
             return False
         victim, _ = self._ends_of_order()
-        return victim.key > seq.key and victim.lives < SPENT_LIVES - 1
+        return victim.key > seq.key and _may_go(victim)
 
     def _may_join(self, seq: Sequence, quote: Quote) -> bool:
         """Whether ``seq`` has joined as far as its pages go. Who may displace others needs no

@@ -108,6 +108,9 @@ class OverlappedExecutor(LocalExecutor):
         try:
             result = self._launch(plan)
         except Exception as error:
-            rescued = self._rescued(plan, error)
-            result = lambda: rescued  # noqa: E731
+            result = partial(_same, self._rescued(plan, error))
         self._results.append(result)
+
+
+def _same(result: StepResult) -> StepResult:
+    return result

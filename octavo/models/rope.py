@@ -24,7 +24,7 @@ def rope_table(rope: RopeSpec, max_position: int, device: torch.device | str = "
     """
     angles = torch.outer(torch.arange(max_position).float(), _frequencies(rope, max_position))
     factor = _attention_factor(rope)
-    angles = angles.double()  # a process's first cosines in fp32 were once off by 4e-4
+    angles = angles.double()  # in fp32 a process's first cosines may be off by 4e-4
     table = torch.cat((angles.cos() * factor, angles.sin() * factor), dim=-1)
     return table.float().to(device)
 

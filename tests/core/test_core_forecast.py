@@ -183,3 +183,16 @@ def test_a_step_costs_the_same_however_many_wait(policy: type[Policy]) -> None:
             loop.scheduler.submit(request(str(number), 40, 200, **terms), 0.0)
         calls.append(calls_of(loop.scheduler, 60))
     assert calls[1] <= 1.02 * calls[0]
+
+
+def test_answers_that_are_cut_off_count_as_ended() -> None:
+    """Their pages come back as those of complete ones do, and that is what is foretold."""
+    loop = make_loop(pages=400, page_size=4, seqs=8, max_len=400)
+    for number in range(60):
+        loop.submit(request(str(number), 4, 300))
+        for _ in range(14):
+            loop.step()
+        loop.abort(str(number))
+    lengths = loop.scheduler._admission._lengths  # type: ignore[attr-defined]
+    lengths.refresh()
+    assert lengths.survival(40)[10] < 0.3

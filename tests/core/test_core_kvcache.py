@@ -136,3 +136,20 @@ def test_twice_the_groups_in_twice_the_pages_admit_as_many() -> None:
         return most
 
     assert most_running(1) == most_running(2) == most_running(3) < 64
+
+
+def test_a_hit_with_windows_is_promised_what_it_will_take() -> None:
+    """Entries that a window hides are no pages: what follows a long hit needs new ones."""
+    cache, first = make_cache(FULL, SLIDING), sequence(48)
+    compute(cache, first, 100)
+    cache.release(first)
+    longer = Sequence(Request("b", [*first.tokens, *range(40)], 20), (0.0, 1), 108)
+    quote = cache.quote(longer, 8)
+    assert quote.start == 48
+    assert cache.begin(longer, quote)
+    most = 0
+    for at in range(56, 89, 8):
+        assert cache.grow(longer, at) is not None
+        most = max(most, cache.pool.num_referenced)
+        cache.settle(longer, at)
+    assert most <= quote.claims + quote.promised

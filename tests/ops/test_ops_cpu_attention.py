@@ -72,7 +72,7 @@ def attend_steps(
     kv = empty_kv(400, 2, kv_heads, shape.page_size, dim, kv_dtype or dtype)
     rotated = shape.rotated or dim
     angles = torch.rand(512, rotated // 2, generator=generator) * 6
-    angles = angles.double()  # a process's first cosines in fp32 were once off by 4e-4
+    angles = angles.double()  # in fp32 a process's first cosines may be off by 4e-4
     cos_sin = torch.cat((angles.cos(), angles.sin()), dim=1).float()
     norms = [torch.rand(dim, generator=generator) + 0.5 for _ in range(2)]
     norms = [weight.to(shape.norm_dtype or dtype) for weight in norms]
