@@ -65,9 +65,10 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
 @pytest.mark.parametrize("name", SPECS)
 def test_logits_equal_those_of_one_rank(ranks: list[dict[str, Tensor]], name: str) -> None:
     alone = logits(SPECS[name], SingleCommunicator())
-    assert alone.abs().max() > 1
-    for found in ranks:
-        torch.testing.assert_close(found[name], alone, rtol=0, atol=1e-5)
+    largest = float(alone.abs().max())
+    assert largest > 1
+    for found in ranks:  # sums in another order: the error is one of the size of the terms
+        torch.testing.assert_close(found[name], alone, rtol=0, atol=1e-5 * largest)
 
 
 def test_collectives(ranks: list[dict[str, Tensor]]) -> None:
